@@ -10,17 +10,10 @@ from nereus.v1 import generation_pb2 as pb
 from nereus.v1.generation_pb2_grpc import GenerationServiceStub
 from nereus_common.core.errors import JobFailed
 from nereus_common.rl.assembly import Completion, Group
+from nereus_common.rl.prompts import Prompt
 from nereus_common.rpc import calling
 
 from .placed import PlacedStage, PlacedUnit
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """`position` in the global sample order (or in a held-out set), and the tokens to continue."""
-
-    position: int
-    token_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +23,7 @@ class Sampling:
     samples: int
     temperature: float
     top_p: float
+    top_k: int
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     version: int
@@ -100,6 +94,7 @@ class GenerationPool:
             sampling=pb.Sampling(
                 temperature=sampling.temperature,
                 top_p=sampling.top_p,
+                top_k=sampling.top_k,
                 max_tokens=sampling.max_tokens,
                 stop_token_ids=sampling.stop_token_ids,
             ),
