@@ -9,7 +9,7 @@ from typing import Any
 from nereus.v1 import units_pb2 as pb
 from nereus_common.core.errors import InvalidInput
 from nereus_common.core.ids import JobId, TensorName, UnitId
-from nereus_common.core.transfer import Box, RankRef, Transfer
+from nereus_common.core.transfer import RankRef, Transfer
 from nereus_common.rpc.convert import box_from_pb, box_to_pb, stage_plan_from_pb, stage_plan_to_pb
 from nereus_common.stages.base import Holding, PullOrder, RankHolding, RankPulled, Rendezvous, UnitSpec
 
