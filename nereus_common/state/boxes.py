@@ -67,10 +67,10 @@ def union(region: Iterable[Box]) -> Region:
 def coalesce(region: Iterable[Box]) -> Region:
     """Join disjoint boxes that share a whole face, until none do."""
     boxes = sorted(box for box in region if box.elements)
-    joined = True
+    joined = len(boxes) > 1
     while joined:
         joined = False
-        for axis in reversed(range(len(boxes[0].start) if boxes else 0)):
+        for axis in reversed(range(len(boxes[0].start))):
             before = len(boxes)
             boxes = _join_along(boxes, axis)
             joined |= len(boxes) < before

@@ -69,12 +69,12 @@ def compile_program(
     size = item_bytes(wire_dtype)
     if bucket_bytes < size:
         raise InvalidInput(f"bucket_bytes is {bucket_bytes}, one {wire_dtype} has {size}", field="bucket_bytes")
-    holders = _holders(sources)
+    known = _Sources(sources)
     lacking = _lacking(targets, sources, held or {})
     pieces = [
         piece
         for target, name, box in lacking
-        for piece in _pieces(target, name, box, holders.get(name, {}), distance, size, bucket_bytes)
+        for piece in _pieces(target, name, box, known, distance, size, bucket_bytes)
     ]
     transfers = _bucketed(_assign(pieces), bucket_bytes // size)
     return TransferProgram(tuple(transfers), wire_dtype, size)
@@ -100,27 +100,42 @@ def _model_order(name: TensorName) -> tuple[tuple[int, int | str], ...]:
     return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part)
 
 
-def _holders(sources: Holdings) -> dict[TensorName, dict[Box, list[RankRef]]]:
-    holders: dict[TensorName, dict[Box, list[RankRef]]] = defaultdict(lambda: defaultdict(list))
-    for rank in sorted(sources):
-        for name, region in sources[rank].items():
-            for box in region:
-                holders[name][box].append(rank)
-    return holders
+class _Sources:
+    """Who holds what. Layers repeat their geometry, so answers are remembered by geometry and box."""
+
+    def __init__(self, sources: Holdings) -> None:
+        holders: dict[TensorName, dict[Box, list[RankRef]]] = defaultdict(lambda: defaultdict(list))
+        for rank in sorted(sources):
+            for name, region in sources[rank].items():
+                for box in region:
+                    holders[name][box].append(rank)
+        numbers: dict[tuple[tuple[Box, tuple[RankRef, ...]], ...], int] = {}
+        self._geometry = {
+            name: numbers.setdefault(tuple((box, tuple(ranks)) for box, ranks in by_box.items()), len(numbers))
+            for name, by_box in holders.items()
+        }
+        self._shapes = tuple(numbers)
+        self._known: dict[tuple[int, Box], tuple[tuple[Box, tuple[RankRef, ...]], ...]] = {}
+
+    def cells(self, name: TensorName, box: Box) -> tuple[tuple[Box, tuple[RankRef, ...]], ...]:
+        """`box` cut so that each part is held whole by the ranks named with it, or by none."""
+        if name not in self._geometry:
+            return ((box, ()),)
+        key = (self._geometry[name], box)
+        if key not in self._known:
+            near = [(held, ranks) for held, ranks in self._shapes[key[0]] if held.intersect(box)]
+            self._known[key] = tuple(
+                (cell, tuple(sorted({rank for held, ranks in near if held.contains(cell) for rank in ranks})))
+                for cell in cells(box, [held for held, _ in near])
+            )
+        return self._known[key]
 
 
 def _pieces(
-    target: RankRef,
-    name: TensorName,
-    box: Box,
-    holders: Mapping[Box, Sequence[RankRef]],
-    distance: Distance,
-    size: int,
-    bucket_bytes: int,
+    target: RankRef, name: TensorName, box: Box, known: _Sources, distance: Distance, size: int, bucket_bytes: int
 ) -> list[_Piece]:
     by_candidates: dict[tuple[RankRef, ...], list[Box]] = defaultdict(list)
-    for cell in cells(box, holders):
-        able = sorted({rank for whole, ranks in holders.items() if whole.contains(cell) for rank in ranks})
+    for cell, able in known.cells(name, box):
         if not able:
             raise NotFound(
                 f"no source holds {name}{cell}, which {target} needs",
@@ -128,8 +143,9 @@ def _pieces(
                 tensor=name,
                 box=cell,
             )
-        nearest = min(distance(rank, target) for rank in able)
-        by_candidates[tuple(rank for rank in able if distance(rank, target) == nearest)].append(cell)
+        apart = {rank: distance(rank, target) for rank in able}
+        nearest = min(apart.values())
+        by_candidates[tuple(rank for rank in able if apart[rank] == nearest)].append(cell)
     pieces = []
     for candidates, region in by_candidates.items():
         limit = bucket_bytes if len(candidates) == 1 else min(bucket_bytes, SPREAD_BYTES)
