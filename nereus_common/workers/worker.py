@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -77,7 +77,7 @@ class Worker:
         """
         return await self._request(Kind.CALL, (method, args, kwargs), method, timeout)
 
-    async def stream(self, method: str, /, *args: Any, timeout: float, **kwargs: Any) -> AsyncIterator[Any]:
+    async def stream(self, method: str, /, *args: Any, timeout: float, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Iterate over an async generator of the body; `timeout` seconds bound the wait for each item.
 
         Raises as `call` does. Closing it (`contextlib.aclosing`) cancels the child's generator. The child runs at

@@ -6,9 +6,8 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,8 +26,8 @@ def _bodies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 
-def desk(folder: Path, **fields: Any) -> WorkerSpec:
-    return WorkerSpec(**{"name": "desk", "body": "worker_bodies:Desk", "config": {}, "log_path": folder / "l"} | fields)
+def desk(folder: Path, body: str = "worker_bodies:Desk", env: Mapping[str, str] | None = None) -> WorkerSpec:
+    return WorkerSpec("desk", body, {}, folder / "l", env or {})
 
 
 @pytest.fixture
