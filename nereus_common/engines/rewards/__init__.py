@@ -1,0 +1,1 @@
+"""Rewards in worker processes: see `pool` (the parent) and `body` (the child)."""
