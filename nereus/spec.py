@@ -223,13 +223,16 @@ class JobSpec(Section):
     def _one_model(cls, value: Any) -> Any:
         """`model: X` is short for `models: {actor: X}`."""
         if isinstance(value, Mapping) and "model" in value and "models" not in value:
-            return {**{key: entry for key, entry in value.items() if key != "model"}, "models": {"actor": value["model"]}}
+            return {
+                **{key: entry for key, entry in value.items() if key != "model"},
+                "models": {"actor": value["model"]},
+            }
         return value
 
     @field_validator("name")
     @classmethod
     def _is_a_name(cls, value: str) -> str:
-        return _as_value_error(check_name, value, "name")
+        return str(_as_value_error(check_name, value, "name"))
 
     @field_validator("models")
     @classmethod

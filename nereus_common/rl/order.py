@@ -13,6 +13,7 @@ shuffle, can never change under a running job with a library's version.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from nereus_common.core.errors import InvalidInput
 
@@ -53,7 +54,7 @@ def shares(positions: range, degree: int) -> tuple[range, ...]:
         raise InvalidInput(f"a batch cannot be cut into {degree} shares", field="degree")
     small, larger = divmod(len(positions), degree)
     starts = [share * small + min(share, larger) for share in range(degree + 1)]
-    return tuple(positions[start:stop] for start, stop in zip(starts, starts[1:], strict=False))
+    return tuple(positions[start:stop] for start, stop in pairwise(starts))
 
 
 def permuted(value: int, size: int, key: int) -> int:

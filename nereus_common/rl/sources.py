@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +77,8 @@ class FileSource:
     sizes: Sizes = field(default_factory=lambda: Sizes(train=1 << 62, heldout=0, examples=0))
     system: str | None = None
 
-    def open(self, seed: int) -> QuestionSet:  # noqa: ARG002 - a file is the same under every seed
-        """Read the questions; NotFound and InvalidInput name the file, and the row or column that is wrong."""
+    def open(self, seed: int) -> QuestionSet:
+        """Read the questions, the same under every seed; NotFound and InvalidInput name file, row and column."""
         if not self.path.is_file():
             raise NotFound(f"prompt file {self.path} does not exist", field="prompts.file", path=self.path)
         rows = self._questions()
@@ -127,10 +126,3 @@ def _parquet_rows(path: Path) -> Iterator[Any]:
         raise InvalidInput(f"{path} is not Parquet: {wrong}", field="prompts.file") from wrong
     for batch in table.iter_batches():
         yield from batch.to_pylist()
-
-
-def known_tasks(limit: int | None = None) -> list[str]:
-    """Names of the reasoning-gym tasks."""
-    from reasoning_gym.factory import DATASETS
-
-    return list(islice(sorted(DATASETS), limit))

@@ -30,9 +30,7 @@ class WeightedReward:
 class RewardPool:
     """`processes` workers for one job; `name` begins their names and those of their logs in `log_folder`."""
 
-    def __init__(
-        self, name: str, rewards: Sequence[WeightedReward], log_folder: Path, *, processes: int = 2
-    ) -> None:
+    def __init__(self, name: str, rewards: Sequence[WeightedReward], log_folder: Path, *, processes: int = 2) -> None:
         self._name = name
         self._rewards = tuple(rewards)
         self._log_folder = log_folder
@@ -68,9 +66,7 @@ class RewardPool:
         for worker in workers:
             await worker.stop(grace=0)
 
-    async def _run(
-        self, worker: Worker, pending: Iterator[tuple[int, RewardInput]], totals: list[float]
-    ) -> None:
+    async def _run(self, worker: Worker, pending: Iterator[tuple[int, RewardInput]], totals: list[float]) -> None:
         weights = [reward.weight for reward in self._rewards]
         for index, sample in pending:
             scores = [await self._one(worker, reward, sample) for reward in self._rewards]

@@ -20,7 +20,8 @@ def sample(response: str, answer: str = "3") -> RewardInput:
 
 
 @pytest.mark.parametrize(
-    ("response", "score"), [("3", 1), (" 3.\n", 1), ("3", 1), ("3 letters", 0), ("33", 0), ("", 0), (".", 0), ("3..", 0)]
+    ("response", "score"),
+    [("3", 1), (" 3.\n", 1), ("3", 1), ("3 letters", 0), ("33", 0), ("", 0), (".", 0), ("3..", 0)],
 )
 def test_an_exact_answer_is_the_whole_response(response: str, score: float) -> None:
     assert exact_answer(sample(response)) == score
