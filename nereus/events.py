@@ -36,6 +36,7 @@ class StateChange(Payload):
     state: JobState
     epoch: int = 0
     plan: Mapping[str, Any] | None = None
+    plan_id: str = ""
     error_reason: str = ""
     error_message: str = ""
     error_log: tuple[str, ...] = ()
@@ -54,22 +55,17 @@ class SyncReport(Payload):
     seconds: float
     model: str = "actor"
     version: int = 0
-    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport(Payload):
     step: int
-    steps: int
     reward_mean: float
     tokens: int
     seconds: Mapping[str, float]
     reward_std: float = 0.0
     version: int = 0
-    positions: tuple[int, int] = (0, 0)
-    prompt_tokens: int = 0
     response_length_mean: float = 0.0
-    response_length_max: int = 0
     finished_fraction: float = 0.0
     logprob_gap_mean: float = 0.0
     logprob_gap_max: float = 0.0
@@ -79,7 +75,8 @@ class StepReport(Payload):
     entropy: float = 0.0
     approx_kl: float = 0.0
     reference_kl: float = 0.0
-    learning_rate: float = 0.0
+    training_seconds: Mapping[str, float] = field(default_factory=dict)
+    training_peak_memory_bytes: int = 0
     sync: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -98,7 +95,6 @@ class Evaluation(Payload):
     high: float
     n: int
     step: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,7 +10,7 @@ from rich.markup import escape
 from nereus.cli.output import print_json
 from nereus.events import Evaluation, JobEvent, LogLine, StateChange, StepReport, SyncReport
 
-_STAGES = (("generation", "gen"), ("reward", "rew"), ("inference", "inf"), ("training", "train"), ("sync", "sync"))
+_STAGES = (("generation", "gen"), ("reward", "rew"), ("reference", "ref"), ("training", "train"), ("sync", "sync"))
 
 
 def follow(events: Iterable[JobEvent], console: Console, *, as_json: bool) -> None:
@@ -47,7 +46,7 @@ def line(event: JobEvent) -> str | None:
 def _step(step: StepReport) -> str:
     seconds = " ".join(f"{short} {step.seconds[name]:.1f}" for name, short in _STAGES if step.seconds.get(name))
     return (
-        f"[bold]step {step.step}/{step.steps}[/] reward {step.reward_mean:.3f} "
+        f"[bold]step {step.step + 1}[/] reward {step.reward_mean:.3f} "
         f"gap {step.logprob_gap_mean:.4f} {step.tokens_per_second:.0f} tok/s "
         f"{step.seconds.get('total', 0.0):.1f} s [dim]({seconds})[/]"
     )
@@ -60,8 +59,3 @@ def _sync(sync: SyncReport) -> str:
 
 def _colour(change: StateChange) -> str:
     return {"failed": "red", "cancelled": "yellow", "succeeded": "green"}.get(change.state, "blue")
-
-
-def summary(payload: Any) -> str:
-    """A plan's stages in one line: `actor/generation tp1.pp1.fs1 x2, actor/training …`."""
-    return ", ".join(f"{name} {stage['layout']}" for name, stage in payload["stages"].items())

@@ -84,7 +84,7 @@ class ScriptedController(JobServiceServicer):
 async def controller() -> AsyncIterator[tuple[ScriptedController, str]]:
     scripted = ScriptedController()
     server = RpcServer("controller")
-    server.add(add_JobServiceServicer_to_server, scripted, "nereus.v1.JobService")
+    server.add(add_JobServiceServicer_to_server, scripted)
     await server.start()
     yield scripted, server.target
     await server.stop(0)
