@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 from nereus_common.core.ids import ModelStage, Stage
 from nereus_common.core.plan import Recompute, StagePlan
-from nereus_common.state import ModelShape, shard_boxes
-from nereus_common.state.conventions import Convention
+from nereus_common.state.architecture import ModelShape
+from nereus_common.state.conventions import convention_of
+from nereus_common.state.dtypes import item_bytes
+from nereus_common.state.oracle import shard_boxes
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 TRAINING_PROCESS = 600 << 20
 """Interpreter, torch, communicators and transport of a torch worker on CPU; measured 0.45–0.55 GiB resident."""
 GENERATION_PROCESS = 2600 << 20
@@ -52,10 +53,10 @@ class Footprint:
 def footprint(shape: ModelShape, model_stage: ModelStage, plan: StagePlan, rank: int) -> Footprint:
     """Of `rank` of one unit. Raises InvalidPlan where the layout does not fit the model."""
     generation = model_stage.stage is Stage.GENERATION
-    convention = Convention.GENERATION if generation else Convention.TRAINING
-    held = sum(box.elements for boxes in shard_boxes(shape, plan.layout, rank, convention).values() for box in boxes)
+    boxes = shard_boxes(shape, plan.layout, rank, convention_of(model_stage.stage))
+    held = sum(box.elements for region in boxes.values() for box in region)
     whole_stage = held * plan.layout.fs
-    compute, master = DTYPE_BYTES[plan.dtypes.compute], DTYPE_BYTES[plan.dtypes.master]
+    compute, master = item_bytes(plan.dtypes.compute), item_bytes(plan.dtypes.master)
     if model_stage.stage is Stage.TRAINING:
         return Footprint(
             weights=held * master + whole_stage * compute,
@@ -82,7 +83,7 @@ def _activations(shape: ModelShape, plan: StagePlan, *, backward: bool) -> int:
     """Rows of a microbatch through one pipeline stage; what the backward pass keeps, and the logits in float32."""
     limits = plan.generation
     rows = limits.max_batched_tokens if limits else plan.microbatch_tokens
-    compute = DTYPE_BYTES[plan.dtypes.compute]
+    compute = item_bytes(plan.dtypes.compute)
     per_layer = rows * (8 * shape.hidden_size + 4 * shape.intermediate_size // plan.layout.tp) * compute
     layers = max(plan.layout.layer_counts(shape.num_layers))
     if not backward:

@@ -191,6 +191,12 @@ class Units:
                 self.mark_lost(entry, lost)
                 raise
 
+    def note_loss(self, unit: UnitId, lost: ProcessLost) -> None:
+        """A process of the unit ended while nobody called it."""
+        entry = self._entries.get(unit)
+        if entry is not None:
+            self.mark_lost(entry, lost)
+
     def mark_lost(self, entry: Entry, lost: ProcessLost) -> None:
         if entry.lost is None:
             log.error("unit %s lost: %s", entry.spec.unit, lost)

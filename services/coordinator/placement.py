@@ -19,7 +19,7 @@ from nereus_common.core.ids import JobId, ModelStage, Stage, unit_id
 from nereus_common.core.plan import Plan
 from nereus_common.planning.memory import footprint
 from nereus_common.stages.base import Rendezvous, UnitSpec
-from nereus_common.state import ModelShape
+from nereus_common.state.architecture import ModelShape
 
 CONFIG = "config.json"
 

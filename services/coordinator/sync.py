@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from nereus_common.core.errors import DeadlineExceeded, InvalidInput
+from nereus_common.core.errors import DeadlineExceeded
+from nereus_common.core.ids import DeviceId
 from nereus_common.core.transfer import RankRef, TransferProgram
 from nereus_common.stages.base import PullOrder, RankPulled
-from nereus_common.state.program import bytes_needed, compile_program
+from nereus_common.state.program import bytes_needed, compile_program, device_distance
 
 from .remote_unit import RemoteUnit
 
 Result = TypeVar("Result")
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,15 +90,16 @@ class WeightSync:
             for unit, one in zip(self.receivers, lacking, strict=True)
             for rank in one.ranks
         }
-        if self.wire_dtype not in ITEM_BYTES:
-            raise InvalidInput(
-                f"dtype {self.wire_dtype} cannot cross the wire",
-                remedy=f"use one of {', '.join(ITEM_BYTES)}",
-                field="dtypes",
-            )
         holders = {ref: rank.boxes for ref, rank in sources.items()}
-        self._program = compile_program(targets, holders, wire_dtype=self.wire_dtype)
-        self._needed = bytes_needed(targets, ITEM_BYTES[self.wire_dtype])
+        places = {
+            RankRef(unit.id, rank.rank): DeviceId.parse(rank.device)
+            for unit, one in zip([*self.sources, *self.receivers], [*held, *lacking], strict=True)
+            for rank in one.ranks
+        }
+        self._program = compile_program(
+            targets, holders, wire_dtype=self.wire_dtype, distance=device_distance(places)
+        )
+        self._needed = bytes_needed(targets, wire_dtype=self.wire_dtype)
         self._addresses = {ref: rank.address for ref, rank in sources.items()}
 
     async def _pull_all(self, version: int, timeout: float, transition: str) -> list[Sequence[RankPulled]]:
