@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from nereus_common.core.errors import DeadlineExceeded, ProcessLost
+from nereus_common.observe import logs
 from nereus_common.workers.channel import Channel, Frame, Kind
 from nereus_common.workers.process import ChildProcess
 
@@ -74,8 +75,9 @@ class Worker:
         Raises the NereusError it raised, WorkerError for any other exception, ProcessLost when the process ends,
         DeadlineExceeded after `timeout` seconds. A call given up is cancelled in the child: an async method gets
         CancelledError; a plain one is dropped if it has not begun, else it runs on and its result is dropped.
+        What the caller's logs are about (`observe.logs`) is what the child's are about.
         """
-        return await self._request(Kind.CALL, (method, args, kwargs), method, timeout)
+        return await self._request(Kind.CALL, (method, args, kwargs, dict(logs.subject())), method, timeout)
 
     async def stream(self, method: str, /, *args: Any, timeout: float, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Iterate over an async generator of the body; `timeout` seconds bound the wait for each item.
@@ -88,7 +90,7 @@ class Worker:
         self._streams[call] = arriving
         ended = False
         try:
-            await self._send(Frame.of(Kind.STREAM, call, (method, args, kwargs, STREAM_WINDOW)))
+            await self._send(Frame.of(Kind.STREAM, call, (method, args, kwargs, dict(logs.subject()), STREAM_WINDOW)))
             for taken in itertools.count(1):
                 frame = await self._next_item(arriving, method, timeout)
                 ended = frame.kind is not Kind.ITEM

@@ -14,6 +14,7 @@ import pytest
 import uvloop
 
 from nereus_common.core.errors import DeadlineExceeded, InvalidInput, ProcessLost, StaleVersion
+from nereus_common.observe import logs
 from nereus_common.workers import Worker, WorkerError, WorkerSpec, processes
 from nereus_common.workers.worker import STREAM_WINDOW
 
@@ -91,6 +92,14 @@ async def test_a_result_that_cannot_be_pickled_fails_its_call_only(worker: Worke
 async def test_a_method_that_does_not_exist_is_refused_by_name(worker: Worker, method: str) -> None:
     with pytest.raises(InvalidInput, match=method):
         await worker.call(method, timeout=10)
+
+
+async def test_the_child_logs_what_the_caller_works_for(worker: Worker) -> None:
+    with logs.about(job="demo", step=3):
+        for method in ("subject", "subject_async"):
+            assert await worker.call(method, timeout=10) == {"job": "demo", "step": "3"}
+    assert await worker.call("subject", timeout=10) == {}
+    assert "desk: asked  job=demo step=3" in worker.spec.log_path.read_text()
 
 
 async def test_a_late_call_raises_who_and_what_and_later_calls_succeed(worker: Worker) -> None:
