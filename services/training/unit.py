@@ -90,9 +90,7 @@ class TrainingUnit:
                 f"unit {self._spec.unit} holds version {self._version}; step {update.step} starts from {update.step}",
                 unit=self._spec.unit,
             )
-        results: list[TrainStepResult] = await self._workers.call_each(
-            "train_step", update, columns, timeout=timeout
-        )
+        results: list[TrainStepResult] = await self._workers.call_each("train_step", update, columns, timeout=timeout)
         slowest = max(results, key=lambda one: sum(one.seconds.values()))
         result = TrainStepResult(
             version=results[0].version,
