@@ -81,7 +81,7 @@ def status_of(error: NereusError) -> Status:
                 )
             )
         )
-    return Status(code=CODES[error.reason].value[0], message=_cut(error.message, _MESSAGE_BYTES), details=details)
+    return Status(code=_code(error).value[0], message=_cut(error.message, _MESSAGE_BYTES), details=details)
 
 
 def error_of(status: Status) -> NereusError | None:
@@ -127,6 +127,11 @@ def calling(method: str, target: str) -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         raise_from_rpc(error, method=method, target=target)
+
+
+def _code(error: NereusError) -> grpc.StatusCode:
+    # a reason that only this service knows is none of the contract's
+    return CODES.get(error.reason, grpc.StatusCode.INTERNAL)
 
 
 def _packed(message: ErrorInfo | ProcessLog) -> Any:
