@@ -17,7 +17,7 @@ from nereus_common.workers.process import ChildProcess
 STREAM_WINDOW = 32
 """Items of one stream that may be under way; the child's generator waits beyond that."""
 _DRAIN_SECONDS = 1.0
-_KILL_SECONDS = 15.0
+_SWEEP_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,19 @@ class Worker:
             return  # the child is gone or going: every pending call hears of it from `_bury`
 
     async def _read(self) -> None:
-        while (frame := await self._channel.receive()) is not None:
-            if frame.kind in (Kind.VALUE, Kind.FAILED) and (answer := self._calls.get(frame.call)):
-                if not answer.done():
-                    answer.set_result(frame)
-            elif arriving := self._streams.get(frame.call):
-                arriving.put_nowait(frame)
-        # a child that closed its socket serves nobody any more
-        self._child.kill_group()
+        try:
+            while (frame := await self._channel.receive()) is not None:
+                self._deliver(frame)
+        finally:
+            # a child that is no longer heard, or closed its socket, serves nobody
+            self._child.kill_group()
+
+    def _deliver(self, frame: Frame) -> None:
+        answer, arriving = self._calls.get(frame.call), self._streams.get(frame.call)
+        if answer is not None and not answer.done():
+            answer.set_result(frame)
+        elif arriving is not None:
+            arriving.put_nowait(frame)
 
     async def _bury(self) -> None:
         """Wait for the process to end, tell whoever waits for it, and have the rest of its family swept."""
@@ -187,7 +192,9 @@ class Worker:
         if not self._stopping:
             self.exited.set_result(self._lost)
         await self._channel.close()
-        await self._child.sweep(_KILL_SECONDS)
+        await self._child.sweep(_SWEEP_SECONDS)
+        if not self._reading.cancelled():
+            self._reading.result()  # a fault of the reader itself is a bug, and is raised by `stop`
 
 
 def _value(frame: Frame) -> Any:
