@@ -159,4 +159,3 @@ def all_finite(data: Raw, wire_dtype: str) -> bool:
         return True
     words, mask, bound = _FLOATS[wire_dtype]
     return int((data.view(words) & words(mask)).max()) < bound
-

@@ -186,11 +186,12 @@ class _Collector:
             problem = "has values that are not finite"
         else:
             return
+        request = self._request
         raise VerificationFailed(
-            f"transition {self._request.transition}: {names} of version {self._request.version} from {source} {problem}",
+            f"transition {request.transition}: {names} of version {request.version} from {source} {problem}",
             remedy="nothing of it was delivered; pull from another holder",
             source=source,
-            transition=self._request.transition,
+            transition=request.transition,
         )
 
 

@@ -108,9 +108,7 @@ class Refused:
 
 
 Message = Hello | Welcome | Ask | Coming | Stop | Done | Refused
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in (Hello, Welcome, Ask, Coming, Stop, Done, Refused)
-}
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (Hello, Welcome, Ask, Coming, Stop, Done, Refused)}
 
 
 class Control:

@@ -1,8 +1,8 @@
 """What this process offers: versions of boxes by holder, pinned while they are pulled.
 
-    publish ──► offered ──(pin, unpin)*──► retired ──► dropped when the last pin goes
-                                              └──► revoked when `retire` ran out of patience: pins learn it at their
-                                                   next chunk
+publish ──► offered ──(pin, unpin)*──► retired ──► dropped when the last pin goes
+                                          └──► revoked when `retire` ran out of patience: pins learn it at their
+                                               next chunk
 """
 
 from __future__ import annotations

@@ -141,9 +141,7 @@ class Lane:
         for _ in range(_SPINS):
             self._idle = 0 if self._worker.progress_once() else self._idle + 1
         self._settle()
-        if self._pending and self._idle < 2 * _SPINS:
-            self._soon()
-        elif not self._worker.arm():
+        if (self._pending and self._idle < 2 * _SPINS) or not self._worker.arm():
             self._soon()
         elif self._pending and self._guard is None:
             self._guard = self._loop.call_later(_GUARD_SECONDS, self._on_guard)
@@ -171,4 +169,3 @@ class Lane:
 def _keep_forever(objects: object) -> None:
     """Destroying a worker whose requests wait for a dead peer is undefined; even at exit it must not happen."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(objects))
-

@@ -115,4 +115,3 @@ class _Carrier:
         if source is None:
             raise unavailable(request, holder.rank, "its transport is closed")
         return source
-

@@ -11,10 +11,10 @@ from nereus_common.transport.node import node_identity
 class UcxSettings:
     """`host`: the name or IP under which other nodes reach this process; empty: only its own node can pull from it.
 
-    `chunk_bytes`: size of a staging buffer and of the largest message. `window`: messages under way per peer.
-    `ring`: staging buffers for pulls; as many again for packing. `grace`: seconds that an aborted pull may take to drain
-    before its lane is stranded. `digest` is off only where the bare wire is measured: nothing is verified then. `node`
-    decides who shares memory.
+    `chunk_bytes`: size of a staging buffer and of the largest message; of megabytes, since UCX buffers what is far
+    smaller on its own. `window`: messages under way per peer. `ring`: staging buffers for pulls; as many again for
+    packing. `grace`: seconds that an aborted pull may take to drain before its lane is stranded. `digest` is off only
+    where the bare wire is measured: nothing is verified then. `node` decides who shares memory.
     """
 
     host: str = ""

@@ -1,9 +1,9 @@
 """The UCX transport: what a process offers and pulls, carried by a thread of its own.
 
-    calling threads         nereus-transport (asyncio)                nereus-transport-pack
-    publish, retire ──► Holdings ◄── Server: control sockets, lanes ──► digest, pack
-    pull ──► collect ◄── mailbox ◄── Puller: links, lanes, staging ring
-             digest, sink
+calling threads         nereus-transport (asyncio)                nereus-transport-pack
+publish, retire ──► Holdings ◄── Server: control sockets, lanes ──► digest, pack
+pull ──► collect ◄── mailbox ◄── Puller: links, lanes, staging ring
+         digest, sink
 """
 
 from __future__ import annotations
