@@ -1,0 +1,2 @@
+-- KEYS jobs  ARGV job
+return redis.call('SADD', KEYS[1], ARGV[1])

@@ -1,0 +1,2 @@
+-- KEYS epoch
+return redis.call('INCR', KEYS[1])

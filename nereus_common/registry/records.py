@@ -1,0 +1,142 @@
+"""What the registry keeps: frozen values, no I/O."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from nereus_common.core.ids import DeviceId, JobId, UnitId
+from nereus_common.core.plan import Plan
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Versioned(Generic[T]):
+    """A stored value and its revision (1 when created, one more on each write): what the next writer must expect."""
+
+    value: T
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A slot of a node with a budget of `memory_bytes`. `kind`: "cpu" or what the driver calls the accelerator."""
+
+    id: DeviceId
+    kind: str
+    memory_bytes: int
+
+    @property
+    def node(self) -> str:
+        return self.id.node
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """`bytes` of `device` that `unit` may use in `phase`."""
+
+    device: DeviceId
+    unit: UnitId
+    phase: str
+    bytes: int
+
+
+class JobState(StrEnum):
+    PENDING = "pending"
+    PLACING = "placing"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job as its users see it. Times in seconds since the Unix epoch, given by whoever writes the record."""
+
+    id: JobId
+    spec_json: str
+    created: float
+    state: JobState = JobState.PENDING
+    steps_done: int = 0
+    error_reason: str = ""
+    error_message: str = ""
+    error_log: tuple[str, ...] = ()
+    """The last lines of the log of the process that died, where that is why."""
+    ended: float | None = None
+    folder: str = ""
+    """Where the job writes metrics and summaries."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """One entry of a job's stream. Revisions of a job are 1, 2, 3 …, so a gap shows."""
+
+    revision: int
+    kind: str
+    payload_json: str
+    time: float
+
+    @property
+    def payload(self) -> Any:
+        return json.loads(self.payload_json)
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedPlan:
+    """The plan in force from `epoch` on. Epoch 0 is "no plan yet" and never stored."""
+
+    epoch: int
+    plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A name held for `ttl` seconds after each renewal.
+
+    `holder` is a token of one life of one process; `fence` rises with every change of holder, so whoever acts under
+    an older one can be refused. `record` is what the holder publishes under the name.
+    """
+
+    name: str
+    holder: str
+    fence: int
+    ttl: float
+    record: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseStatus:
+    """`remaining`: seconds until the lease lapses, at or below 0 when it has; it stays listed until released."""
+
+    lease: Lease
+    remaining: float
+
+    @property
+    def alive(self) -> bool:
+        return self.remaining > 0
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceRecord:
+    """A running service. `role`: a stage, "controller" or "coordinator"; `target`: where its gRPC server listens."""
+
+    name: str
+    role: str
+    target: str
+    node: str
+    devices: tuple[DeviceId, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    service: ServiceRecord
+    lease: Lease
+    alive: bool
