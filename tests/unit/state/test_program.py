@@ -113,6 +113,7 @@ def test_a_rank_that_already_holds_everything_receives_nothing(
     assert compile_program(ranks, {}, held=ranks, wire_dtype="bfloat16").transfers == ()
 
 
+@settings(max_examples=40)
 @given(st.data(), models(), st.randoms(use_true_random=False))
 def test_the_program_does_not_depend_on_the_order_of_listing(
     data: st.DataObject, model: ModelShape, source_of_disorder: random.Random
