@@ -129,7 +129,7 @@ def test_a_service_that_dies_while_starting_ends_the_rest_and_shows_its_log(
     folder: ClusterFolder, services: Path
 ) -> None:
     write_service(services, "training", "raise RuntimeError('no such accelerator')")
-    with pytest.raises(ProcessLost, match="training .* ended while it was starting") as lost:
+    with pytest.raises(ProcessLost, match=r"training .* ended while it was starting") as lost:
         up(folder, config())
     assert "no such accelerator" in lost.value.details["log"]
     assert folder.read() is None
@@ -138,7 +138,7 @@ def test_a_service_that_dies_while_starting_ends_the_rest_and_shows_its_log(
 
 def test_a_service_that_never_serves_is_given_up(folder: ClusterFolder, services: Path) -> None:
     write_service(services, "inference", "import asyncio; await asyncio.sleep(600)")
-    with pytest.raises(DeadlineExceeded, match="inference .* does not serve"):
+    with pytest.raises(DeadlineExceeded, match=r"inference .* does not serve"):
         up(folder, config(start_seconds=6))
     assert folder.read() is None
 
@@ -161,7 +161,7 @@ def test_a_cluster_of_which_a_part_died_is_not_mended_in_silence(folder: Cluster
     until = time.monotonic() + 10
     while victim.alive and time.monotonic() < until:
         time.sleep(0.05)
-    with pytest.raises(Conflict, match="coordinator do not.*nereus down"):
+    with pytest.raises(Conflict, match=r"coordinator do not.*nereus down"):
         up(folder, config())
     assert "coordinator" in down(folder).stopped
 
