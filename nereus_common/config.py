@@ -21,7 +21,16 @@ from nereus_common.core.errors import InvalidInput, NotFound
 from nereus_common.core.ids import DeviceId, check_name
 
 PREFIX = "NEREUS_"
-NOT_SETTINGS = frozenset({"NEREUS_CONFIG", "NEREUS_REFERENCE_DATA", "NEREUS_WORKER_MARK"})
+NOT_SETTINGS = frozenset(
+    {
+        "NEREUS_CONFIG",
+        "NEREUS_TARGET",
+        "NEREUS_REFERENCE_DATA",
+        "NEREUS_WORKER_MARK",
+        "NEREUS_ENGINE_OWNER",
+        "NEREUS_ENGINE_SPIN_SECONDS",
+    }
+)
 """Variables with the prefix that are read elsewhere."""
 
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "KB": 10**3, "MB": 10**6, "GB": 10**9}

@@ -79,15 +79,21 @@ class Readable(logging.Formatter):
 
 
 def configure(
-    process: str, *, file: Path | None = None, stream: TextIO | None = None, level: int = logging.INFO
+    process: str,
+    *,
+    file: Path | None = None,
+    stream: TextIO | None = None,
+    readable: bool | None = None,
+    level: int = logging.INFO,
 ) -> None:
     """Send all logs of this process to `file` as JSON lines, and to `stream` (default stderr).
 
-    The stream gets readable lines where it is a terminal, JSON lines where it is not. Replaces earlier handlers.
+    The stream gets readable lines where it is a terminal, JSON lines where it is not, unless `readable` decides.
+    Replaces earlier handlers.
     """
     out = sys.stderr if stream is None else stream
     console = logging.StreamHandler(out)
-    console.setFormatter(Readable(process) if out.isatty() else JsonLines(process))
+    console.setFormatter(Readable(process) if (out.isatty() if readable is None else readable) else JsonLines(process))
     handlers: list[logging.Handler] = [console]
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -49,6 +49,7 @@ CODES: Mapping[str, grpc.StatusCode] = {
 _KINDS: Mapping[grpc.StatusCode, type[NereusError]] = {
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.CANCELLED: Unavailable,  # by the other side: it is stopping
     grpc.StatusCode.RESOURCE_EXHAUSTED: ResourceExhausted,
     grpc.StatusCode.INVALID_ARGUMENT: InvalidInput,
     grpc.StatusCode.NOT_FOUND: NotFound,
@@ -81,7 +82,7 @@ def status_of(error: NereusError) -> Status:
                 )
             )
         )
-    return Status(code=CODES[error.reason].value[0], message=_cut(error.message, _MESSAGE_BYTES), details=details)
+    return Status(code=_code(error).value[0], message=_cut(error.message, _MESSAGE_BYTES), details=details)
 
 
 def error_of(status: Status) -> NereusError | None:
@@ -114,7 +115,10 @@ def raise_from_rpc(error: grpc.aio.AioRpcError, *, method: str, target: str) -> 
     kind = _KINDS.get(code, NereusError)
     what, remedy = {
         DeadlineExceeded: (f"{target} did not answer {method} in time", "look at its log, or allow more time"),
-        Unavailable: (f"{target} cannot be reached for {method}: {text}", "check that the service runs there"),
+        Unavailable: (
+            f"{target} cannot be reached for {method} ({code.name}: {text})",
+            "check that the service runs there",
+        ),
         NotFound: (f"{target} does not serve {method}: {text}", "check the target and the versions on both sides"),
     }.get(kind, (f"{method} on {target} failed with {code.name}: {text}", ""))
     raise kind(what, remedy=remedy, method=method, target=target, code=code.name) from error
@@ -127,6 +131,11 @@ def calling(method: str, target: str) -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         raise_from_rpc(error, method=method, target=target)
+
+
+def _code(error: NereusError) -> grpc.StatusCode:
+    # a reason that only this service knows is none of the contract's
+    return CODES.get(error.reason, grpc.StatusCode.INTERNAL)
 
 
 def _packed(message: ErrorInfo | ProcessLog) -> Any:

@@ -8,7 +8,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -157,8 +156,20 @@ def run(main: Coroutine[Any, Any, None], name: str) -> int:
         uvloop.run(main)
     except NereusError as error:
         _log.error("%s: %s", name, error)
-        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    except BaseExceptionGroup as group:
+        expected, bugs = group.split(NereusError)
+        if expected is None or bugs is not None:
+            raise
+        for leaf in _leaves(expected):
+            _log.error("%s: %s", name, leaf)
         return 1
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]

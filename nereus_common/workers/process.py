@@ -28,9 +28,9 @@ class ChildProcess:
         self.name = name
         self._log_path = log_path
         self._reaper = ReaperLink.shared()
-        self.socket, theirs = socket.socketpair()
-        log_path.parent.mkdir(parents=True, exist_ok=True)
         mark = uuid.uuid4().hex
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        self.socket, theirs = socket.socketpair()
         with theirs, log_path.open("ab") as log:
             self._log_start = log.tell()
             self._popen = subprocess.Popen(

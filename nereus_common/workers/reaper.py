@@ -21,7 +21,8 @@ from nereus_common.workers import processes
 from nereus_common.workers.processes import Identity, Process, Segment
 
 POLL_SECONDS = 0.5
-KILL_SECONDS = 5.0
+KILL_SECONDS = 10.0
+"""A driver may take seconds to give up the memory of a dying process."""
 
 
 @dataclass

@@ -7,6 +7,7 @@ a time, in the order of their calls: engines may rely on always being on the thr
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import importlib
 import inspect
 import os
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nereus_common.core.errors import InvalidInput, NereusError
+from nereus_common.observe import logs
 from nereus_common.workers.channel import Channel, Frame, Kind
 from nereus_common.workers.errors import WorkerError
 
@@ -72,6 +74,8 @@ class Lanes:
 
     def _build(self, name: str, body: str, config: Any) -> None:
         self._name = name
+        # for the people who read the last lines of it when the process is lost
+        logs.configure(name, readable=True)
         module, _, attribute = body.partition(":")
         self._body = getattr(importlib.import_module(module), attribute)(config)
 
@@ -102,9 +106,10 @@ class Lanes:
             case Kind.CALL:
                 self._accept_call(frame)
             case Kind.STREAM:
-                name, args, kwargs, window = frame.value()
+                name, args, kwargs, subject, window = frame.value()
                 self._credits[frame.call] = asyncio.Semaphore(window)
-                self._start(frame.call, self._stream(frame.call, name, self._method(name), args, kwargs))
+                with logs.about(**subject):
+                    self._start(frame.call, self._stream(frame.call, name, self._method(name), args, kwargs))
             case Kind.CREDIT:
                 if credit := self._credits.get(frame.call):
                     for _ in range(frame.value()):
@@ -117,12 +122,14 @@ class Lanes:
                 raise WorkerError(f"{self._name}: frame {frame.kind!r} is not for a child")
 
     def _accept_call(self, frame: Frame) -> None:
-        name, args, kwargs = frame.value()
+        name, args, kwargs, subject = frame.value()
         method = self._method(name)
-        if inspect.iscoroutinefunction(method):
-            self._start(frame.call, self._call(frame.call, name, method(*args, **kwargs)))
-        else:
-            self._put(Job(frame.call, name, lambda: method(*args, **kwargs)))
+        with logs.about(**subject):
+            if inspect.iscoroutinefunction(method):
+                self._start(frame.call, self._call(frame.call, name, method(*args, **kwargs)))
+            else:
+                about = contextvars.copy_context()
+                self._put(Job(frame.call, name, lambda: about.run(method, *args, **kwargs)))
 
     def _method(self, name: str) -> Callable[..., Any]:
         method = None if name.startswith("_") else getattr(self._body, name, None)

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, Self
 
 from nereus_common.core.errors import DeadlineExceeded, ProcessLost
+from nereus_common.observe import logs
 from nereus_common.workers.channel import Channel, Frame, Kind
 from nereus_common.workers.process import ChildProcess
 
 STREAM_WINDOW = 32
 """Items of one stream that may be under way; the child's generator waits beyond that."""
 _DRAIN_SECONDS = 1.0
-_KILL_SECONDS = 15.0
+_SWEEP_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,9 @@ class Worker:
         Raises the NereusError it raised, WorkerError for any other exception, ProcessLost when the process ends,
         DeadlineExceeded after `timeout` seconds. A call given up is cancelled in the child: an async method gets
         CancelledError; a plain one is dropped if it has not begun, else it runs on and its result is dropped.
+        What the caller's logs are about (`observe.logs`) is what the child's are about.
         """
-        return await self._request(Kind.CALL, (method, args, kwargs), method, timeout)
+        return await self._request(Kind.CALL, (method, args, kwargs, dict(logs.subject())), method, timeout)
 
     async def stream(self, method: str, /, *args: Any, timeout: float, **kwargs: Any) -> AsyncGenerator[Any, None]:
         """Iterate over an async generator of the body; `timeout` seconds bound the wait for each item.
@@ -88,7 +90,7 @@ class Worker:
         self._streams[call] = arriving
         ended = False
         try:
-            await self._send(Frame.of(Kind.STREAM, call, (method, args, kwargs, STREAM_WINDOW)))
+            await self._send(Frame.of(Kind.STREAM, call, (method, args, kwargs, dict(logs.subject()), STREAM_WINDOW)))
             for taken in itertools.count(1):
                 frame = await self._next_item(arriving, method, timeout)
                 ended = frame.kind is not Kind.ITEM
@@ -160,14 +162,19 @@ class Worker:
             return  # the child is gone or going: every pending call hears of it from `_bury`
 
     async def _read(self) -> None:
-        while (frame := await self._channel.receive()) is not None:
-            if frame.kind in (Kind.VALUE, Kind.FAILED) and (answer := self._calls.get(frame.call)):
-                if not answer.done():
-                    answer.set_result(frame)
-            elif arriving := self._streams.get(frame.call):
-                arriving.put_nowait(frame)
-        # a child that closed its socket serves nobody any more
-        self._child.kill_group()
+        try:
+            while (frame := await self._channel.receive()) is not None:
+                self._deliver(frame)
+        finally:
+            # a child that is no longer heard, or closed its socket, serves nobody
+            self._child.kill_group()
+
+    def _deliver(self, frame: Frame) -> None:
+        answer, arriving = self._calls.get(frame.call), self._streams.get(frame.call)
+        if answer is not None and not answer.done():
+            answer.set_result(frame)
+        elif arriving is not None:
+            arriving.put_nowait(frame)
 
     async def _bury(self) -> None:
         """Wait for the process to end, tell whoever waits for it, and have the rest of its family swept."""
@@ -185,7 +192,9 @@ class Worker:
         if not self._stopping:
             self.exited.set_result(self._lost)
         await self._channel.close()
-        await self._child.sweep(_KILL_SECONDS)
+        await self._child.sweep(_SWEEP_SECONDS)
+        if not self._reading.cancelled():
+            self._reading.result()  # a fault of the reader itself is a bug, and is raised by `stop`
 
 
 def _value(frame: Frame) -> Any:

@@ -40,7 +40,7 @@ from nereus_common.core.errors import (
 )
 from nereus_common.observe import logs
 from nereus_common.rpc import DeadlineChannel, calling, chunks_from_columns, columns_from_chunks
-from nereus_common.rpc.server import RpcServer
+from nereus_common.rpc.server import RpcServer, run
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -199,6 +199,15 @@ async def test_a_target_that_is_not_there_is_unavailable_by_name() -> None:
             await GenerationServiceStub(channel).AbortGeneration(abort("x"), timeout=5)
 
 
+async def test_a_call_that_a_stopping_service_cuts_off_is_unavailable() -> None:
+    async with served() as (_, channel, server):
+        call = asyncio.ensure_future(GenerationServiceStub(channel).AbortGeneration(abort("hang")))
+        await asyncio.sleep(0.2)
+        await server.stop(0)
+        with pytest.raises(Unavailable, match=server.target), calling("AbortGeneration", server.target):
+            await call
+
+
 async def test_a_service_that_is_not_served_is_not_found() -> None:
     server = RpcServer("empty")
     await server.start()
@@ -233,6 +242,25 @@ async def test_a_taken_port_is_told_with_what_to_do() -> None:
     async with served() as (_, _, server):
         with pytest.raises(ResourceExhausted, match=f"second: port {server.port} on 127.0.0.1 is taken.*another port"):
             await RpcServer("second", port=server.port).start()
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_a_service_that_cannot_go_on_ends_in_one_line(grouped: bool, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        error = Unavailable("no registry at redis://a", remedy="start it")
+        raise ExceptionGroup("tasks", [error]) if grouped else error
+
+    with caplog.at_level(logging.ERROR):
+        assert run(main(), "controller") == 1
+    assert caplog.messages == ["controller: no registry at redis://a (start it)"]
+
+
+def test_a_bug_beside_an_expected_error_is_raised() -> None:
+    async def main() -> None:
+        raise ExceptionGroup("tasks", [Unavailable("no registry"), ZeroDivisionError()])
+
+    with pytest.raises(ExceptionGroup):
+        run(main(), "controller")
 
 
 async def test_an_address_of_another_machine_is_refused() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import time
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 import uvloop
 
 from nereus_common.core.errors import DeadlineExceeded, InvalidInput, ProcessLost, StaleVersion
+from nereus_common.observe import logs
 from nereus_common.workers import Worker, WorkerError, WorkerSpec, processes
 from nereus_common.workers.worker import STREAM_WINDOW
 
@@ -91,6 +93,14 @@ async def test_a_result_that_cannot_be_pickled_fails_its_call_only(worker: Worke
 async def test_a_method_that_does_not_exist_is_refused_by_name(worker: Worker, method: str) -> None:
     with pytest.raises(InvalidInput, match=method):
         await worker.call(method, timeout=10)
+
+
+async def test_the_child_logs_what_the_caller_works_for(worker: Worker) -> None:
+    with logs.about(job="demo", step=3):
+        for method in ("subject", "subject_async"):
+            assert await worker.call(method, timeout=10) == {"job": "demo", "step": "3"}
+    assert await worker.call("subject", timeout=10) == {}
+    assert "desk: asked  job=demo step=3" in worker.spec.log_path.read_text()
 
 
 async def test_a_late_call_raises_who_and_what_and_later_calls_succeed(worker: Worker) -> None:
@@ -190,10 +200,39 @@ async def test_a_constructor_that_raises_raises_here_and_leaves_nothing(tmp_path
 
 
 async def test_a_slow_start_ends_at_its_deadline_and_leaves_nothing(tmp_path: Path) -> None:
-    before = set(processes.snapshot())
+    mark = uuid.uuid4().hex
     with pytest.raises(DeadlineExceeded, match="its construction within 3 s"):
-        await Worker.start(desk(tmp_path, body="worker_bodies:Slow"), timeout=3)
-    assert not [pid for pid in set(processes.snapshot()) - before if is_python(pid, "time.sleep(300)", ".child")]
+        await Worker.start(desk(tmp_path, body="worker_bodies:Slow", env={"TEST_MARK": mark}), timeout=3)
+    assert not processes.marked(mark, processes.snapshot())
+
+
+async def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
+    starting = asyncio.create_task(Worker.start(desk(tmp_path, body="worker_bodies:Slow"), timeout=60))
+    await asyncio.sleep(1.5)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not children_of(os.getpid(), "nereus_common.workers.child")
+
+
+async def test_calls_given_up_in_the_middle_of_a_large_frame_harm_no_other(worker: Worker) -> None:
+    array = np.arange(4_000_000)
+    given_up = [asyncio.create_task(worker.call("double", array, timeout=30)) for _ in range(6)]
+    await asyncio.sleep(0.02)
+    for task in given_up[::2]:
+        task.cancel()
+    for result in (await asyncio.gather(*given_up, return_exceptions=True))[1::2]:
+        np.testing.assert_array_equal(result, array * 2)
+    assert await worker.call("echo", "still here", timeout=10) == "still here"
+
+
+async def test_a_log_shared_with_an_earlier_process_tells_only_of_the_last_one(tmp_path: Path) -> None:
+    for status in (3, 4):
+        worker = await Worker.start(desk(tmp_path), timeout=60)
+        with pytest.raises(ProcessLost, match=f"status {status}") as caught:
+            await worker.call("leave", status, timeout=10)
+        assert len(caught.value.details["log"].splitlines()) == 2
+        await worker.stop()
 
 
 async def test_the_environment_is_added_to_the_services(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nereus_common.core.errors import StaleVersion
+from nereus_common.observe import logs
 
 
 class Desk:
@@ -62,6 +64,13 @@ class Desk:
     def talk(self, lines: int) -> None:
         for number in range(lines):
             print(f"line {number}")
+
+    def subject(self) -> dict[str, str]:
+        logging.getLogger("desk").info("asked")
+        return dict(logs.subject())
+
+    async def subject_async(self) -> dict[str, str]:
+        return dict(logs.subject())
 
     def leave(self, status: int) -> None:
         print("leaving")
