@@ -66,7 +66,7 @@ class GenerationHost:
             self._pulled = (order.version, await self._engine.pull(order))
         return self._pulled[1]
 
-    async def apply_and_verify(self, version: int, *, timeout: float) -> tuple[RankDigest, ...]:
+    async def apply_and_verify(self, version: int, timeout: float) -> tuple[RankDigest, ...]:
         """Wait for the requests in flight, apply what was pulled, and tell what every rank then computes with.
 
         Nothing is served from here until `commit`. VerificationFailed: nor after it.
@@ -126,7 +126,9 @@ def model_config(config: GenerationUnitConfig) -> Mapping[str, object]:
     """The model folder's Hugging Face configuration; NotFound names the file that is missing."""
     path = config.model_path / "config.json"
     if not path.is_file():
-        raise NotFound(f"unit {config.unit}: {path} does not exist", remedy="give a Hugging Face model folder", path=path)
+        raise NotFound(
+            f"unit {config.unit}: {path} does not exist", remedy="give a Hugging Face model folder", path=path
+        )
     loaded: Mapping[str, object] = json.loads(path.read_text())
     return loaded
 
