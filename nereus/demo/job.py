@@ -28,7 +28,6 @@ class DemoTask:
 
 TASKS: Mapping[str, DemoTask] = {
     "letter_counting": DemoTask({"min_words": 1, "max_words": 2}),
-    "chain_sum": DemoTask({"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}),
     "gcd": DemoTask({"min_value": 1, "max_value": 20}),
 }
 

@@ -65,9 +65,13 @@ class GenerationRequest:
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
-            raise InvalidInput(f"request {self.id} has no prompt", remedy="one token at least", field="prompt_token_ids")
+            raise InvalidInput(
+                f"request {self.id} has no prompt", remedy="one token at least", field="prompt_token_ids"
+            )
         if self.samples < 1:
-            raise InvalidInput(f"request {self.id} asks for {self.samples} samples", remedy="1 or more", field="samples")
+            raise InvalidInput(
+                f"request {self.id} asks for {self.samples} samples", remedy="1 or more", field="samples"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,8 @@ class RankDigest:
 class GenerationUnitConfig:
     """All a host process needs to build its engine.
 
-    `replica` picks the unit's devices from `plan`; `seed` is the unit's own: replicas that share one would sample alike.
+    `replica` picks the unit's devices from `plan`; `seed` is the unit's own, as
+    replicas that share one would sample alike.
     """
 
     unit: str

@@ -31,7 +31,9 @@ def read_boxes(folder: Path, items: tuple[PullItem, ...], dtype: torch.dtype, si
             names = set(file.keys())
             for tensor, box in wanted:
                 if tensor not in names:
-                    raise NotFound(f"{path} has no tensor {tensor}", remedy="give a complete model folder", tensor=tensor)
+                    raise NotFound(
+                        f"{path} has no tensor {tensor}", remedy="give a complete model folder", tensor=tensor
+                    )
                 values = file.get_slice(tensor)[box.slices].to(dtype)
                 if not values.isfinite().all():
                     raise VerificationFailed(f"{path}: {tensor}{box} has values that are not finite", tensor=tensor)

@@ -43,7 +43,9 @@ class Gate:
         IllegalTransition when nothing is served, StaleVersion when another version is, Conflict when the id is taken.
         """
         if self._applying or self._asleep or self.serving == NONE:
-            why = "is taking new weights" if self._applying else "is asleep" if self._asleep else "serves no version yet"
+            why = (
+                "is taking new weights" if self._applying else "is asleep" if self._asleep else "serves no version yet"
+            )
             raise IllegalTransition(f"unit {self._unit} {why}", remedy="commit a version first", unit=self._unit)
         if wanted not in (NONE, self.serving):
             raise StaleVersion(

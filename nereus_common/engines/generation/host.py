@@ -139,7 +139,9 @@ def model_config(config: GenerationUnitConfig) -> Mapping[str, object]:
     """The model folder's Hugging Face configuration; NotFound names the file that is missing."""
     path = config.model_path / "config.json"
     if not path.is_file():
-        raise NotFound(f"unit {config.unit}: {path} does not exist", remedy="give a Hugging Face model folder", path=path)
+        raise NotFound(
+            f"unit {config.unit}: {path} does not exist", remedy="give a Hugging Face model folder", path=path
+        )
     loaded: Mapping[str, object] = json.loads(path.read_text())
     return loaded
 

@@ -158,7 +158,5 @@ def _columns(model: Any, name: str, module: Any) -> list[tuple[str, int, int, in
     totals = getattr(module, "output_sizes", None) or [module.output_size]
     return [
         (logical, module.tp_rank * count, count, total)
-        for logical, count, total in zip(
-            _unfused(model, name), module.output_partition_sizes, totals, strict=True
-        )
+        for logical, count, total in zip(_unfused(model, name), module.output_partition_sizes, totals, strict=True)
     ]

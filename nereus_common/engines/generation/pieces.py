@@ -26,7 +26,8 @@ class Pieces:
     def add(self, delta: Delta) -> Iterator[Piece]:
         if len(delta.token_ids) != len(delta.logprobs):
             raise NereusError(
-                f"the engine gave {len(delta.token_ids)} tokens with {len(delta.logprobs)} log-probs", sample=delta.sample
+                f"the engine gave {len(delta.token_ids)} tokens with {len(delta.logprobs)} log-probs",
+                sample=delta.sample,
             )
         sample = self._growing.setdefault(delta.sample, _Sample())
         sample.tokens.extend(delta.token_ids)

@@ -27,9 +27,7 @@ def transform(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     return scaled.log_softmax(-1)
 
 
-def sample(
-    logits: torch.Tensor, sampling: Sampling, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
+def sample(logits: torch.Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     """One token per row and its log-prob, both [rows]."""
     logprobs = transform(logits.float(), sampling)
     if sampling.temperature == 0:

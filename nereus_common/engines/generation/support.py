@@ -33,7 +33,9 @@ def _check_common(engine: str, config: Mapping[str, Any], plan: StagePlan) -> No
     if layout.pp > 1:
         raise _refuse("layout.pp", f"{engine} cannot run {layout}: no pipeline stages", "pp1; use tp for a large model")
     if layout.fs > 1:
-        raise _refuse("layout.fs", f"{engine} cannot run {layout}: weights are not sharded over fs", "fs1, more replicas")
+        raise _refuse(
+            "layout.fs", f"{engine} cannot run {layout}: weights are not sharded over fs", "fs1, more replicas"
+        )
     if layout.ep > 1:
         raise _refuse("layout.ep", f"{engine} cannot run {layout}: no expert parallelism", "ep1")
     if plan.dtypes.compute not in DTYPES:

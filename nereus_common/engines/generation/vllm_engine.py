@@ -184,9 +184,7 @@ def _engine_processes() -> dict[str, int]:
     """EngineCore and workers by the names vLLM gives them; multiprocessing's own trackers left out."""
     below = psutil.Process().children(recursive=True)
     titles = {child.pid: " ".join(child.cmdline()) for child in below}
-    return {
-        title.split("::", 1)[1].split()[0]: pid for pid, title in titles.items() if title.startswith("VLLM::")
-    }
+    return {title.split("::", 1)[1].split()[0]: pid for pid, title in titles.items() if title.startswith("VLLM::")}
 
 
 def _sampling_params(request: GenerationRequest) -> Any:

@@ -145,9 +145,9 @@ class NereusTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type:
         expected = staging.digests()
         wrong = [f"{tensor} ({copy})" for (copy, tensor), parts in found.items() if combine(parts) != expected[tensor]]
         if wrong:
+            more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
             raise VerificationFailed(
-                f"rank {self.rank} was given version {version} and computes with something else in {', '.join(wrong[:4])}"
-                + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""),
+                f"rank {self.rank} was given version {version}, computes with other {', '.join(wrong[:4])}{more}",
                 remedy="the unit must not serve; release it and prepare another",
                 rank=self.rank,
                 version=version,
