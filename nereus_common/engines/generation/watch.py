@@ -42,7 +42,8 @@ class Watch:
         if self._stop_read in ready:
             return
         threading.Event().wait(_SETTLE_SECONDS)
-        gone = ", ".join(self._names[descriptor] for descriptor in ready)
+        # one that dies takes others with it: name all that are gone by now
+        gone = ", ".join(self._names[descriptor] for descriptor, _ in poll.poll(0) if descriptor in self._names)
         os.write(2, f"unit {self._unit}: engine process {gone} ended unasked; the engine cannot go on\n".encode())
         shutil.rmtree(self._scratch, ignore_errors=True)
         os._exit(1)
