@@ -111,7 +111,7 @@ class PlacedJobs:
     async def _place(self, placement: Placement, timeout: float) -> PlacedJob:
         needed = await needed_bytes(placement)
         targets = await self._targets(placement)
-        specs = unit_specs(placement, {name: _rendezvous(placement, name) for name in placement.plan.names})
+        specs = unit_specs(placement, _meeting_point)
         for spec in specs:
             await self._grant(spec, needed)
         units = [self._remote(spec, targets) for spec in specs]
@@ -219,9 +219,9 @@ def _node_of(spec: UnitSpec) -> str:
     return nodes[0]
 
 
-def _rendezvous(placement: Placement, name: ModelStage) -> Rendezvous:
+def _meeting_point(prefix: str) -> Rendezvous:
     """A free port of this host's loopback: rank 0 listens there as soon as it starts."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    return Rendezvous("127.0.0.1", port, f"{placement.job}/{name}/e{placement.epoch}")
+    return Rendezvous("127.0.0.1", port, prefix)
