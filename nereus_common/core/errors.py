@@ -106,9 +106,9 @@ class JobFailed(NereusError):
 
 
 def error_kinds() -> dict[str, type[NereusError]]:
-    """Reason → class, for rebuilding an error that crossed a wire."""
+    """Reason → the class that declares it, for rebuilding an error that crossed a wire."""
 
     def walk(kind: type[NereusError]) -> list[type[NereusError]]:
         return [kind, *(below for child in kind.__subclasses__() for below in walk(child))]
 
-    return {kind.reason: kind for kind in walk(NereusError)}
+    return {kind.reason: kind for kind in walk(NereusError) if "reason" in vars(kind)}

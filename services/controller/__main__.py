@@ -1,0 +1,51 @@
+"""`python -m nereus_controller [--config FILE]`: accepts jobs and runs their RL loops."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from nereus.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
+from nereus_common.config import ServiceSettings
+from nereus_common.core.errors import NereusError
+from nereus_common.observe import logs
+from nereus_common.registry import ServiceRecord, open_registry
+from nereus_common.registry.membership import membership
+from nereus_common.rpc.pool import Channels
+from nereus_common.rpc.server import RpcServer, run
+from nereus_common.stages.service import advertised
+
+from .jobs import Jobs
+from .runner import Surroundings
+from .servicer import JobServicer
+
+
+async def serve(settings: ServiceSettings) -> None:
+    logs.configure(settings.name)
+    server = RpcServer(settings.name, settings.host, settings.port)
+    async with (
+        await open_registry(settings.registry_url or "") as registry,
+        Channels() as channels,
+        asyncio.TaskGroup() as tasks,
+    ):
+        jobs = Jobs(Surroundings(registry, channels, settings.data_dir / "jobs"), tasks)
+        server.add(add_JobServiceServicer_to_server, JobServicer(jobs, registry))
+        await server.start()
+        record = ServiceRecord(settings.name, "controller", advertised(settings, server), settings.node)
+        async with membership(registry, record):
+            await jobs.recover()
+            await server.serve(jobs.close, settings.deadlines.drain)
+
+
+def main() -> int:
+    try:
+        settings = ServiceSettings.from_argv(sys.argv[1:], os.environ)
+    except NereusError as wrong:
+        print(f"controller: {wrong}", file=sys.stderr)
+        return 2
+    return run(serve(settings), settings.name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""The coordinator, seen from the controller."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import grpc.aio
+
+from nereus.spec import JobSpec
+from nereus.v1 import coordinator_pb2 as pb
+from nereus.v1 import units_pb2
+from nereus.v1.coordinator_pb2_grpc import CoordinatorServiceStub
+from nereus_common.core.ids import JobId, ModelStage, Stage
+from nereus_common.core.plan import Plan
+from nereus_common.rpc import calling
+from nereus_common.rpc.pool import Channels
+from nereus_common.rpc.convert import plan_to_pb
+
+from .loop import Synced
+from .placed import PlacedJob, PlacedStage, PlacedUnit
+
+MARGIN = 5.0
+"""Seconds by which an RPC outlives the deadline inside it, so that the inner, more telling error arrives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """`target` of its gRPC server behind `channel`."""
+
+    target: str
+    channel: grpc.aio.Channel
+
+    @property
+    def _stub(self) -> CoordinatorServiceStub:
+        return CoordinatorServiceStub(self.channel)
+
+    async def place(
+        self, job: JobId, epoch: int, plan: Plan, spec: JobSpec, channels: Channels
+    ) -> tuple[PlacedJob, Sequence[Synced]]:
+        """Create all units of the plan; returns them with what the first weight syncs moved."""
+        timeout = spec.deadlines.place
+        request = pb.PlaceJobRequest(
+            job_id=job,
+            epoch=epoch,
+            plan=plan_to_pb(plan),
+            models=[_model(spec, name) for name in sorted({stage.model for stage in plan.names})],
+            timeout_seconds=timeout,
+            seed=spec.seed,
+        )
+        with calling("PlaceJob", self.target):
+            answer = await self._stub.PlaceJob(request, timeout=timeout + MARGIN)
+        return _placed(answer, plan, epoch, channels), [_synced(report) for report in answer.syncs]
+
+    async def sync(self, job: JobId, epoch: int, model: str, version: int, timeout: float) -> Synced:
+        request = pb.SyncWeightsRequest(job_id=job, epoch=epoch, model=model, version=version, timeout_seconds=timeout)
+        with calling("SyncWeights", self.target):
+            answer = await self._stub.SyncWeights(request, timeout=timeout + MARGIN)
+        return _synced(answer.report)
+
+    async def release(self, job: JobId, timeout: float) -> None:
+        with calling("ReleaseJob", self.target):
+            await self._stub.ReleaseJob(pb.ReleaseJobRequest(job_id=job), timeout=timeout)
+
+
+def _model(spec: JobSpec, name: str) -> pb.ModelEngine:
+    model = spec.model(name)
+    options = {str(stage): dict(engine.options) for stage, engine in model.engines.items()}
+    training = options.setdefault(str(Stage.TRAINING), {})
+    training.setdefault("optimizer", _optimizer(spec))
+    return pb.ModelEngine(
+        model=units_pb2.Model(name=name, path=model.path),
+        engines={str(stage): engine.name for stage, engine in model.engines.items()},
+        options_json={stage: json.dumps(given) for stage, given in options.items()},
+    )
+
+
+def _optimizer(spec: JobSpec) -> dict[str, float]:
+    """The part of the optimizer that is fixed when the engine is built; the rate comes with every step."""
+    optimizer = spec.optimizer
+    beta1, beta2 = optimizer.betas
+    return {"beta1": beta1, "beta2": beta2, "eps": optimizer.eps, "weight_decay": optimizer.weight_decay}
+
+
+def _placed(answer: pb.PlaceJobResponse, plan: Plan, epoch: int, channels: Channels) -> PlacedJob:
+    units: dict[ModelStage, list[PlacedUnit]] = {}
+    for unit in answer.units:
+        name = ModelStage.parse(unit.model_stage)
+        placed = PlacedUnit(unit.unit_id, unit.replica, epoch, unit.service, channels.get(unit.service))
+        units.setdefault(name, []).append(placed)
+    return {
+        name: PlacedStage(name, plan[name], tuple(sorted(found, key=lambda unit: unit.replica)))
+        for name, found in units.items()
+    }
+
+
+def _synced(report: pb.SyncReport) -> Synced:
+    return Synced(report.bytes_moved, report.bytes_needed, report.seconds)

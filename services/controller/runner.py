@@ -1,0 +1,212 @@
+"""One job from submission to its end: place, loop, release. Whatever happens, its units are released."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nereus.spec import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE, JobSpec
+from nereus_common.core.errors import DeadlineExceeded, NereusError, Unavailable
+from nereus_common.core.ids import JobId
+from nereus_common.core.plan import Plan
+from nereus_common.engines.rewards import RewardPool, WeightedReward
+from nereus_common.engines.tokenizer import ChatTokenizer
+from nereus_common.planning.default import default_plan
+from nereus_common.registry import JobRecord, JobState, Registry, Versioned
+from nereus_common.rl.prompts import OrderedPrompts
+from nereus_common.rl.rewards import RewardInput
+from nereus_common.rpc.pool import Channels
+
+from .coordinator import Coordinator
+from .generation import GenerationPool
+from .loop import Parts, RlLoop, Synced
+from .placed import PlacedJob
+from .training import InferenceGroup, TrainingGroup
+
+log = logging.getLogger(__name__)
+
+FIRST_EPOCH = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What every job of this controller shares. `clock` gives seconds since the Unix epoch."""
+
+    registry: Registry
+    channels: Channels
+    jobs_folder: Path
+    clock: Callable[[], float] = time.time
+
+
+class JobRunner:
+    """Runs one job. The registry's record is the truth; this is its only writer while the job lives."""
+
+    def __init__(self, job: JobId, spec: JobSpec, surroundings: Surroundings) -> None:
+        self._job = job
+        self._spec = spec
+        self._around = surroundings
+        self._folder = surroundings.jobs_folder / job
+        self._steps_done = 0
+
+    async def run(self) -> None:
+        """Returns when the job has ended, however; only a bug in this class raises."""
+        try:
+            await self._run()
+        except asyncio.CancelledError:
+            await asyncio.shield(self._end(JobState.CANCELLED, None))
+            raise
+        except NereusError as error:
+            log.warning("job %s failed: %s", self._job, error)
+            await self._end(JobState.FAILED, error)
+        except BaseExceptionGroup as group:
+            await self._end(JobState.FAILED, first_cause(group))
+        except Exception as bug:
+            log.exception("job %s failed by a fault of ours", self._job)
+            await self._end(JobState.FAILED, NereusError(f"{type(bug).__name__}: {bug}"))
+        else:
+            await self._end(JobState.SUCCEEDED, None)
+
+    async def _run(self) -> None:
+        await self._set_state(JobState.PLACING)
+        spec = self._spec
+        tokenizer = await asyncio.to_thread(ChatTokenizer, Path(spec.model("actor").path))
+        questions = await asyncio.to_thread(spec.prompts.open, spec.seed, spec.evaluation.size)
+        prompts = OrderedPrompts(questions, tokenizer, spec.seed)
+        rewards = RewardPool(self._job, [_weighted(entry) for entry in spec.rewards], self._folder)
+        coordinator = await self._coordinator()
+        plan = spec.explicit_plan or await self._default_plan()
+        try:
+            await rewards.start(timeout=spec.deadlines.score)
+            placed, synced = await coordinator.place(self._job, FIRST_EPOCH, plan, spec, self._around.channels)
+            await self._set_state(JobState.RUNNING, {"plan": json.loads(plan.to_json()), "plan_id": plan.id})
+            for report in synced:
+                await self._emit("sync", _sync_event(0, report))
+            await RlLoop(spec, self._parts(coordinator, placed, prompts, rewards, tokenizer)).run()
+        finally:
+            await rewards.close()
+            await asyncio.shield(self._release(coordinator))
+
+    def _parts(
+        self,
+        coordinator: Coordinator,
+        placed: PlacedJob,
+        prompts: OrderedPrompts,
+        rewards: RewardPool,
+        tokenizer: ChatTokenizer,
+    ) -> Parts:
+        deadlines = self._spec.deadlines
+
+        async def score(samples: Sequence[RewardInput]) -> list[float]:
+            return await rewards.score(samples, timeout=deadlines.score)
+
+        async def sync(version: int) -> Synced:
+            return await coordinator.sync(self._job, FIRST_EPOCH, "actor", version, deadlines.sync)
+
+        reference = placed.get(REFERENCE_INFERENCE)
+        return Parts(
+            generation=GenerationPool(placed[ACTOR_GENERATION], deadlines.generate),
+            training=TrainingGroup(placed[ACTOR_TRAINING], deadlines.train),
+            reference=InferenceGroup(reference, deadlines.score) if reference else None,
+            prompts=prompts,
+            score=score,
+            decode=tokenizer.decode,
+            sync=sync,
+            emit=self._emit,
+            stop_token_ids=(tokenizer.eos_token_id,),
+        )
+
+    async def _coordinator(self) -> Coordinator:
+        for status in await self._around.registry.services():
+            if status.service.role == "coordinator" and status.alive:
+                return Coordinator(status.service.target, self._around.channels.get(status.service.target))
+        raise Unavailable("no coordinator is alive", remedy="start it, or see `nereus status`")
+
+    async def _default_plan(self) -> Plan:
+        devices = sorted(device.id for device in await self._around.registry.devices())
+        return default_plan(devices, self._spec.model_stages)
+
+    async def _release(self, coordinator: Coordinator) -> None:
+        try:
+            await coordinator.release(self._job, self._spec.deadlines.release)
+        except NereusError as error:
+            log.error("job %s: its units were not released: %s", self._job, error)
+
+    async def _emit(self, kind: str, payload: Mapping[str, Any]) -> None:
+        """Tell an event: to the job's stream, and as a line to events.jsonl in its folder."""
+        now = self._around.clock()
+        if kind == "step":
+            self._steps_done = int(payload["step"]) + 1
+            await self._update(lambda record: replace(record, steps_done=self._steps_done))
+        await self._around.registry.append_event(self._job, kind, payload, time=now)
+        line = json.dumps({"time": now, "kind": kind, **payload})
+        await asyncio.to_thread(_append, self._folder / "events.jsonl", line)
+
+    async def _set_state(self, state: JobState, more: Mapping[str, Any] | None = None) -> None:
+        await self._update(lambda record: replace(record, state=state, folder=str(self._folder)))
+        await self._emit("state", {"state": str(state), **(more or {})})
+
+    async def _end(self, state: JobState, error: NereusError | None) -> None:
+        lines = tuple(error.details.get("log", "").splitlines()) if error else ()
+        await self._update(
+            lambda record: replace(
+                record,
+                state=state,
+                ended=self._around.clock(),
+                error_reason=error.reason if error else "",
+                error_message=str(error) if error else "",
+                error_log=lines,
+            )
+        )
+        told = {"error_reason": error.reason, "error_message": str(error), "error_log": list(lines)} if error else {}
+        await self._emit("state", {"state": str(state), **told})
+
+    async def _update(self, change: Callable[[JobRecord], JobRecord]) -> None:
+        stored: Versioned[JobRecord] = await self._around.registry.get_job(self._job)
+        await self._around.registry.put_job(change(stored.value), expected=stored.revision)
+
+
+def first_cause(group: BaseExceptionGroup[BaseException]) -> NereusError:
+    """The error to report when several tasks failed: a lost process explains more than who then missed it."""
+    flat = list(_leaves(group))
+    known = [error for error in flat if isinstance(error, NereusError)]
+    for reason in ("PROCESS_LOST", "VERIFICATION_FAILED"):
+        for error in known:
+            if error.reason == reason:
+                return error
+    if known:
+        return known[0]
+    if any(isinstance(error, TimeoutError) for error in flat):
+        return DeadlineExceeded(f"a phase took longer than the job's deadlines allow: {flat[0]!r}")
+    return NereusError(f"{type(flat[0]).__name__}: {flat[0]}")
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
+
+
+def _weighted(entry: Any) -> WeightedReward:
+    return WeightedReward(entry.name, entry.weight, entry.timeout_seconds)
+
+
+def _sync_event(version: int, report: Synced) -> dict[str, Any]:
+    return {
+        "version": version,
+        "bytes_moved": report.bytes_moved,
+        "bytes_needed": report.bytes_needed,
+        "seconds": report.seconds,
+    }
+
+
+def _append(path: Path, line: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(line + "\n")

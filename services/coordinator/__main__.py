@@ -1,0 +1,46 @@
+"""`python -m nereus_coordinator [--config FILE]`: owns the units of all jobs. One is active, by lease."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from nereus.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
+from nereus_common.config import ServiceSettings
+from nereus_common.core.errors import NereusError
+from nereus_common.observe import logs
+from nereus_common.registry import ServiceRecord, open_registry
+from nereus_common.registry.membership import membership
+from nereus_common.rpc.pool import Channels
+from nereus_common.rpc.server import RpcServer, run
+from nereus_common.stages.service import advertised
+
+from .jobs import PlacedJobs
+from .servicer import CoordinatorServicer
+
+
+async def serve(settings: ServiceSettings) -> None:
+    logs.configure(settings.name)
+    server = RpcServer(settings.name, settings.host, settings.port)
+    async with await open_registry(settings.registry_url or "") as registry, Channels() as channels:
+        jobs = PlacedJobs(registry, channels)
+        server.add(add_CoordinatorServiceServicer_to_server, CoordinatorServicer(jobs))
+        await server.start()
+        record = ServiceRecord(settings.name, "coordinator", advertised(settings, server), settings.node)
+        async with membership(registry, record) as lease:
+            jobs.lead(lease.fence)
+            await server.serve(lambda: asyncio.sleep(0), settings.deadlines.drain)
+
+
+def main() -> int:
+    try:
+        settings = ServiceSettings.from_argv(sys.argv[1:], os.environ)
+    except NereusError as wrong:
+        print(f"coordinator: {wrong}", file=sys.stderr)
+        return 2
+    return run(serve(settings), settings.name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,107 @@
+"""A generation unit: one engine host process, which owns the engine's own processes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nereus_common.core.errors import ProcessLost, VerificationFailed
+from nereus_common.engines.generation.base import GenerationRequest, GenerationUnitConfig, Piece, WeightOrder
+from nereus_common.engines.generation.options import GenerationOptions
+from nereus_common.stages.base import Holding, PullOrder, RankHolding, RankPulled, UnitSpec
+from nereus_common.stages.worker_set import WorkerSet
+from nereus_common.transport import PullItem
+from nereus_common.workers import WorkerSpec
+
+BODY = "nereus_common.engines.generation.host:GenerationHost"
+DEFAULT_ENGINE = "vllm"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSettings:
+    """`log_dir`: where the processes of units write. `transport`: "ucx", or "loopback" inside one process."""
+
+    log_dir: Path
+    transport: str = "ucx"
+
+
+class GenerationUnit:
+    """UnitHost over one engine host. `on_lost` hears of a process that ended unasked."""
+
+    def __init__(self, spec: UnitSpec, settings: GenerationSettings, on_lost: Callable[[ProcessLost], None]) -> None:
+        self._spec = spec
+        self._devices = spec.plan.unit_devices(spec.replica)
+        config = GenerationUnitConfig(
+            unit=spec.unit,
+            model_path=Path(spec.model_path),
+            plan=spec.plan,
+            log_dir=settings.log_dir,
+            replica=spec.replica,
+            seed=spec.seed + spec.replica,
+            engine=spec.engine or DEFAULT_ENGINE,
+            transport=settings.transport,
+            options=GenerationOptions.from_mapping(spec.options),
+        )
+        log_path = settings.log_dir / f"{spec.unit}.log"
+        self._workers = WorkerSet([WorkerSpec(spec.unit, BODY, config, log_path)], on_lost)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return self._workers.pids
+
+    async def prepare(self, timeout: float) -> None:
+        await self._workers.start(timeout)
+
+    async def load(self, version: int, timeout: float) -> None:
+        """Fill from the model folder: for a model that nobody trains."""
+        await self._workers.call_each("load", version, timeout=timeout)
+
+    async def describe(self, timeout: float) -> Holding:
+        (ranks,) = await self._workers.call_each("describe", timeout=timeout)
+        return Holding(
+            version=-1,
+            ranks=tuple(
+                RankHolding(rank.rank, str(self._devices[rank.rank]), rank.address, rank.boxes) for rank in ranks
+            ),
+        )
+
+    async def pull(self, order: PullOrder) -> Sequence[RankPulled]:
+        items = tuple(
+            tuple(
+                PullItem(move.tensor, move.box, move.source, order.addresses[move.source])
+                for move in order.transfers
+                if move.target.rank == rank
+            )
+            for rank in range(len(self._devices))
+        )
+        weights = WeightOrder(order.version, items, order.wire_dtype, order.timeout, order.transition)
+        (pulled,) = await self._workers.call_each("pull", weights, timeout=order.timeout)
+        return [RankPulled(rank.rank, rank.bytes, rank.seconds, rank.digest) for rank in pulled]
+
+    async def verify(self, version: int, wire_dtype: str, timeout: float) -> Mapping[int, int]:
+        (digests,) = await self._workers.call_each("apply_and_verify", version, timeout, timeout=timeout)
+        found = {rank.rank: rank.digest for rank in digests}
+        if sorted(found) != list(range(len(self._devices))):
+            raise VerificationFailed(f"unit {self._spec.unit}: ranks {sorted(found)} answered", unit=self._spec.unit)
+        return found
+
+    async def commit(self, version: int, timeout: float) -> None:
+        await self._workers.call_each("commit", version, timeout=timeout)
+
+    async def sleep(self, timeout: float) -> None:
+        await self._workers.call_each("sleep", timeout=timeout)
+
+    async def wake(self, timeout: float) -> None:
+        await self._workers.call_each("wake", timeout=timeout)
+
+    async def release(self) -> None:
+        await self._workers.stop()
+
+    def generate(self, request: GenerationRequest, timeout: float) -> AsyncIterator[Piece]:
+        """Pieces as they come; closing the iterator aborts the request."""
+        (worker,) = self._workers.workers
+        return worker.stream("generate", request, timeout=timeout)
+
+    async def abort(self, request_id: str, timeout: float) -> None:
+        await self._workers.call_each("abort", request_id, timeout=timeout)
