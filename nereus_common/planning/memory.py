@@ -84,13 +84,13 @@ def _activations(shape: ModelShape, plan: StagePlan, *, backward: bool) -> int:
     limits = plan.generation
     rows = limits.max_batched_tokens if limits else plan.microbatch_tokens
     compute = item_bytes(plan.dtypes.compute)
-    per_layer = rows * (8 * shape.hidden_size + 4 * shape.intermediate_size // plan.layout.tp) * compute
-    layers = max(plan.layout.layer_counts(shape.num_layers))
+    per_layer = rows * (8 * shape.hidden + 4 * shape.ffn // plan.layout.tp) * compute
+    layers = max(plan.layout.layer_counts(shape.layers))
     if not backward:
-        return 2 * per_layer + rows * shape.vocab_size // plan.layout.tp * 4
-    kept = per_layer + layers * rows * shape.hidden_size * compute
+        return 2 * per_layer + rows * shape.vocabulary // plan.layout.tp * 4
+    kept = per_layer + layers * rows * shape.hidden * compute
     if plan.recompute is Recompute.NONE:
         kept = layers * per_layer
     in_flight = plan.layout.pp
-    logits = int(rows * RESPONSE_SHARE) * (shape.vocab_size // plan.layout.tp) * 4 * 3
+    logits = int(rows * RESPONSE_SHARE) * (shape.vocabulary // plan.layout.tp) * 4 * 3
     return kept * in_flight + logits

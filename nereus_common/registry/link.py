@@ -12,7 +12,6 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from redis import asyncio as aioredis
 from redis import exceptions as said
@@ -41,7 +40,7 @@ class Link:
         self.known_epoch = known_epoch
         self._replicas = replicas
         try:
-            pool = BlockingConnectionPool.from_url(
+            self._pool = BlockingConnectionPool.from_url(
                 url,
                 max_connections=MAX_CONNECTIONS,
                 timeout=timeout,
@@ -54,16 +53,17 @@ class Link:
             )
         except ValueError as wrong:
             raise InvalidInput(f"registry URL {self.name}: {wrong}", field="url") from wrong
-        self._client = aioredis.Redis.from_pool(pool)
+        self._client = aioredis.Redis.from_pool(self._pool)
         self._execute: Callable[..., Awaitable[Any]] = self._client.execute_command
 
     async def run(self, name: str, keys: Sequence[str], args: Sequence[Argument]) -> Any:
         """Run a script; return its answer once the server, and as many replicas as asked for, have it."""
         evaluate: Command = ("EVAL", script(name), len(keys), *keys, *args)
-        if not self._replicas:
-            return (await self.ask(evaluate))[0]
         patience = max(1, int(self.timeout * 500))
-        answer, confirmed = await self.ask(evaluate, ("WAIT", self._replicas, patience))
+        wait: Sequence[Command] = [("WAIT", self._replicas, patience)] if self._replicas else []
+        async with self._named(self.timeout):
+            answer, *waited = await self._send([evaluate, *wait])
+        confirmed = waited[0] if waited else 0
         if confirmed < self._replicas:
             raise Unavailable(
                 f"registry {self.name} wrote {name}, but {confirmed} of {self._replicas} replicas confirmed it",
@@ -72,14 +72,28 @@ class Link:
         return answer
 
     async def ask(self, *commands: Command, extra: float = 0.0) -> list[Any]:
-        """Send commands in order over one connection; return their answers. `extra`: seconds the server may block."""
+        """Send reading commands in order over one connection; return their answers. `extra`: seconds they may block.
+
+        Sent once more when the connection breaks: an idle one may have outlived a restart of the server.
+        """
         async with self._named(self.timeout + extra):
+            try:
+                return await self._send(commands)
+            except said.ConnectionError:
+                return await self._send(commands)
+
+    async def _send(self, commands: Sequence[Command]) -> list[Any]:
+        try:
             if len(commands) == 1:
                 return [await self._execute(*commands[0])]
             pipeline = self._client.pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command)
             return list(await pipeline.execute())
+        except said.ConnectionError:
+            # Where one is broken, so are those that idled beside it; each would fail a caller of its own.
+            await self._pool.disconnect(inuse_connections=False)
+            raise
 
     async def close(self) -> None:
         await self._client.aclose()
@@ -145,10 +159,7 @@ class Link:
 
 def redacted(url: str) -> str:
     """The URL without its password, for messages and logs."""
-    parts = urlsplit(url)
-    host = parts.netloc.rpartition("@")
-    netloc = re.sub(r":.*", ":***", host[0]) + host[1] + host[2]
-    return urlunsplit(parts._replace(netloc=netloc, query=re.sub(r"(password=)[^&]*", r"\1***", parts.query)))
+    return re.sub(r"(password=)[^&]*", r"\1***", re.sub(r"(://[^/@:]*):[^/]*@", r"\1:***@", url))
 
 
 def _translated(name: str, error: said.RedisError) -> NereusError:

@@ -164,10 +164,10 @@ class MemoryRegistry(Registry):
 
     async def commit_plan(self, job: JobId, expected_epoch: int, plan: Plan, *, fence: int | None = None) -> int:
         place = self._job(job)
+        await self.raise_epoch()
         place.bar(f"committing a plan of job {job}", fence)
         if expected_epoch != len(place.plans):
             raise refusals.stale_plan(job, expected_epoch, len(place.plans))
-        await self.raise_epoch()
         place.plans.append(plan)
         return len(place.plans)
 
@@ -188,7 +188,7 @@ class MemoryRegistry(Registry):
 
     async def remove_unit(self, job: JobId, unit: UnitId, *, expected: int, fence: int | None = None) -> None:
         place = self._job(job)
-        place.bar(f"removing unit {unit}", fence)
+        place.bar(f"writing unit {unit}", fence)
         _check_revision(place.units.get(unit), expected, f"unit {unit}")
         place.units.pop(unit, None)
 

@@ -27,7 +27,7 @@ async def serve_stage(
     settings: ServiceSettings, stage: Stage, make_host: MakeHost, add_work: Callable[[RpcServer, Units], None]
 ) -> None:
     """Serve until a signal. `add_work` adds the stage's own servicer to the server."""
-    logs.setup(settings.name)
+    logs.configure(settings.name)
     units = Units(lambda spec: make_host(spec, _losing(spec)))
 
     def _losing(spec: UnitSpec) -> OnLost:

@@ -63,6 +63,13 @@ class Units:
             )
         return entry
 
+    @asynccontextmanager
+    async def working(self, unit: UnitId, epoch: int) -> AsyncIterator[Entry]:
+        """As `serving`, while nothing else is done to the unit."""
+        entry = self.serving(unit, epoch)
+        async with self._operation(entry):
+            yield entry
+
     async def prepare(self, spec: UnitSpec, timeout: float) -> Sequence[int]:
         """Start the unit; the same spec again waits for and returns the first start."""
         entry = self._entries.get(spec.unit)

@@ -22,7 +22,7 @@ from .servicer import JobServicer
 
 
 async def serve(settings: ServiceSettings) -> None:
-    logs.setup(settings.name)
+    logs.configure(settings.name)
     server = RpcServer(settings.name, settings.host, settings.port)
     async with (
         await open_registry(settings.registry_url or "") as registry,

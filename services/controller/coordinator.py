@@ -54,9 +54,7 @@ class Coordinator:
         return _placed(answer, plan, epoch, channels), [_synced(report) for report in answer.syncs]
 
     async def sync(self, job: JobId, epoch: int, model: str, version: int, timeout: float) -> Synced:
-        request = pb.SyncWeightsRequest(
-            job_id=job, epoch=epoch, model=model, version=version, timeout_seconds=timeout
-        )
+        request = pb.SyncWeightsRequest(job_id=job, epoch=epoch, model=model, version=version, timeout_seconds=timeout)
         with calling("SyncWeights", self.target):
             answer = await self._stub.SyncWeights(request, timeout=timeout + MARGIN)
         return _synced(answer.report)

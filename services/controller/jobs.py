@@ -52,9 +52,7 @@ class Jobs:
         except Conflict:
             known = await self.get(job)
             if known.spec_json != record.spec_json:
-                raise Conflict(
-                    f"job {job} exists with another spec", remedy="choose another name", job=job
-                ) from None
+                raise Conflict(f"job {job} exists with another spec", remedy="choose another name", job=job) from None
             return known
         runner = JobRunner(job, spec, self._around)
         task = self._tasks.create_task(self._run(job, runner), name=f"job {job}")

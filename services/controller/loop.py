@@ -131,7 +131,7 @@ class RlLoop:
         rewards = np.asarray(await self._parts.score(self._reward_inputs(prompts, groups)), np.float32)
         batch = batch.with_columns(rewards=rewards)
         algorithm = self._spec.algorithm
-        return batch.with_columns(advantages=group_advantages(batch, normalise_std=algorithm.normalise_std))
+        return batch.with_columns(advantages=group_advantages(batch, scale_by_std=algorithm.normalise_std))
 
     def _reward_inputs(self, prompts: Sequence[Prompt], groups: Sequence[Group]) -> list[RewardInput]:
         return [

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -102,7 +102,7 @@ class JobRunner:
     ) -> Parts:
         deadlines = self._spec.deadlines
 
-        async def score(samples: list[RewardInput]) -> list[float]:
+        async def score(samples: Sequence[RewardInput]) -> list[float]:
             return await rewards.score(samples, timeout=deadlines.score)
 
         async def sync(version: int) -> Synced:

@@ -21,7 +21,7 @@ from .servicer import CoordinatorServicer
 
 
 async def serve(settings: ServiceSettings) -> None:
-    logs.setup(settings.name)
+    logs.configure(settings.name)
     server = RpcServer(settings.name, settings.host, settings.port)
     async with await open_registry(settings.registry_url or "") as registry, Channels() as channels:
         jobs = PlacedJobs(registry, channels)

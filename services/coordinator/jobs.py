@@ -123,9 +123,7 @@ class PlacedJobs:
         reports = [await one.run(0, timeout, f"{placement.job}.e{placement.epoch}.place") for one in syncs.values()]
         await self._advance(units, Event.LOAD_STARTED, Event.LOADED)
         await self._advance(units, Event.COMMITTED, version=0)
-        epoch = await self._registry.commit_plan(
-            placement.job, placement.epoch - 1, placement.plan, fence=self._fence
-        )
+        epoch = await self._registry.commit_plan(placement.job, placement.epoch - 1, placement.plan, fence=self._fence)
         log.info("job %s placed at epoch %d: plan %s", placement.job, epoch, placement.plan.id)
         return PlacedJob(placement, units, syncs, reports)
 

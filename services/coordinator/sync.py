@@ -24,7 +24,6 @@ from .remote_unit import RemoteUnit
 Result = TypeVar("Result")
 
 
-
 @dataclass(frozen=True, slots=True)
 class SyncReport:
     """`bytes_moved` as counted at the transport; `phases` in seconds."""
@@ -96,9 +95,7 @@ class WeightSync:
             for unit, one in zip([*self.sources, *self.receivers], [*held, *lacking], strict=True)
             for rank in one.ranks
         }
-        self._program = compile_program(
-            targets, holders, wire_dtype=self.wire_dtype, distance=device_distance(places)
-        )
+        self._program = compile_program(targets, holders, wire_dtype=self.wire_dtype, distance=device_distance(places))
         self._needed = bytes_needed(targets, wire_dtype=self.wire_dtype)
         self._addresses = {ref: rank.address for ref, rank in sources.items()}
 

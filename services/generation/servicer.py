@@ -40,9 +40,7 @@ class GenerationServicer(GenerationServiceServicer):
             async for piece in pieces:
                 yield _piece_to_pb(piece)
 
-    async def AbortGeneration(
-        self, request: pb.AbortGenerationRequest, context: Context
-    ) -> pb.AbortGenerationResponse:
+    async def AbortGeneration(self, request: pb.AbortGenerationRequest, context: Context) -> pb.AbortGenerationResponse:
         for entry in self._units.entries():
             if entry.spec.unit == request.unit_id:
                 await cast("GenerationUnit", entry.host).abort(request.request_id, time_left(context, LIMIT))

@@ -29,9 +29,7 @@ class GenerationSettings:
 class GenerationUnit:
     """UnitHost over one engine host. `on_lost` hears of a process that ended unasked."""
 
-    def __init__(
-        self, spec: UnitSpec, settings: GenerationSettings, on_lost: Callable[[ProcessLost], None]
-    ) -> None:
+    def __init__(self, spec: UnitSpec, settings: GenerationSettings, on_lost: Callable[[ProcessLost], None]) -> None:
         self._spec = spec
         self._devices = spec.plan.unit_devices(spec.replica)
         config = GenerationUnitConfig(

@@ -51,9 +51,7 @@ class Store:
 @contextlib.contextmanager
 def serving(binary: str, folder: Path, *options: str) -> Iterator[str]:
     """A server of ours on loopback, ended with the block; yields its URL."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [binary, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
     command += ["--appendonly", "yes", "--appendfsync", "always", *options]
     with (folder / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
@@ -64,6 +62,13 @@ def serving(binary: str, folder: Path, *options: str) -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(10)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def await_answer(url: str) -> None:
@@ -93,9 +98,10 @@ def _valkey(folder: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _valkey_cluster(folder: Path) -> Iterator[str]:
+def cluster_of_one(folder: Path) -> Iterator[str]:
     """One node that owns all slots: it refuses a script whose keys lie in two of them."""
-    with serving(valkey_binary(), folder, "--cluster-enabled", "yes") as url, redis.Redis.from_url(url) as client:
+    options = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    with serving(valkey_binary(), folder, *options) as url, redis.Redis.from_url(url) as client:
         client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         until = time.monotonic() + 20
         while client.cluster("info")["cluster_state"] != "ok":
@@ -118,7 +124,7 @@ def _running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     if request.param == "memory":
         yield None
         return
-    start = {"valkey": _valkey, "valkey-cluster": _valkey_cluster, "redis": _redis}[request.param]
+    start = {"valkey": _valkey, "valkey-cluster": cluster_of_one, "redis": _redis}[request.param]
     with start(tmp_path_factory.mktemp(request.param)) as url:
         yield url
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from nereus_common.registry import open_registry
 from nereus_common.registry.link import redacted
 from nereus_common.registry.scripts import script
 
-from .conftest import serving, valkey_binary
+from .conftest import cluster_of_one, free_port, serving, valkey_binary
 
 
 @pytest.mark.fast
@@ -35,11 +34,9 @@ async def test_a_port_that_is_no_number_is_bad_input() -> None:
 
 
 async def test_nobody_there_is_unavailable_and_names_url_and_remedy(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     for url in (f"redis://127.0.0.1:{port}/0", f"unix://{tmp_path}/none.sock"):
-        with pytest.raises(Unavailable, match="cannot be reached.*nereus up") as absent:
+        with pytest.raises(Unavailable, match=r"cannot be reached.*nereus up") as absent:
             await open_registry(url)
         assert absent.value.details["url"] == url
 
@@ -81,10 +78,9 @@ def test_a_password_never_shows(url: str) -> None:
 
 
 async def test_a_server_without_a_durable_log_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with serving(valkey_binary(), tmp_path, "--appendonly", "no", "--maxmemory", "100mb", "--maxmemory-policy",
-                 "allkeys-lru") as url:  # fmt: skip
-        with caplog.at_level(logging.WARNING):
-            await (await open_registry(url)).close()
+    lossy = ("--appendonly", "no", "--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru")
+    with serving(valkey_binary(), tmp_path, *lossy) as url, caplog.at_level(logging.WARNING):
+        await (await open_registry(url)).close()
     assert "set `appendonly yes`" in caplog.text
     assert "set `maxmemory-policy noeviction`" in caplog.text
 
@@ -96,9 +92,9 @@ async def test_a_server_that_hides_its_configuration_is_usable(tmp_path: Path) -
 
 
 async def test_a_user_without_rights_is_told_so(tmp_path: Path) -> None:
-    with serving(valkey_binary(), tmp_path, "--user", "default on nopass ~* +@all -eval") as url:
+    with serving(valkey_binary(), tmp_path, "--user", "default", "on", "nopass", "~*", "+@all", "-eval") as url:
         async with await open_registry(url) as registry:
-            with pytest.raises(Unavailable, match="refuses this user.*may run scripts"):
+            with pytest.raises(Unavailable, match=r"refuses this user.*may run scripts"):
                 await registry.raise_epoch()
 
 
@@ -119,12 +115,14 @@ async def test_a_write_counts_once_the_replicas_asked_for_have_it(tmp_path: Path
             with redis.Redis.from_url(replica) as client:
                 assert client.get("nereus:{pool}:epoch") == str(lease.fence).encode()
             async with await open_registry(replica) as registry:
-                with pytest.raises(Unavailable, match="refuses the command.*read only replica"):
+                with pytest.raises(Unavailable, match=r"refuses the command.*read only replica"):
                     await registry.raise_epoch()
 
 
 def test_the_server_in_cluster_mode_would_refuse_a_script_that_spans_two_tags(tmp_path: Path) -> None:
-    with serving(valkey_binary(), tmp_path, "--cluster-enabled", "yes") as url, redis.Redis.from_url(url) as client:
-        client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-        with pytest.raises(redis.ResponseError, match="same slot"):
-            client.eval(script("raise_epoch"), 2, "nereus:{pool}:epoch", "nereus:{job:a}:head")
+    with (
+        cluster_of_one(tmp_path) as url,
+        redis.Redis.from_url(url) as client,
+        pytest.raises(redis.ResponseError, match="same slot"),
+    ):
+        client.eval(script("raise_epoch"), 2, "nereus:{pool}:epoch", "nereus:{job:a}:head")

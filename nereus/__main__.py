@@ -1,0 +1,3 @@
+from nereus.cli import main
+
+main()

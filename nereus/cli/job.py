@@ -1,0 +1,147 @@
+"""`nereus job …`: submit, list, get, watch, cancel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+from rich.table import Table
+
+from nereus.cli.options import DataDir, Json, Target
+from nereus.cli.output import BAD_INPUT, FAILED, console, notes, print_json, speaks_plainly
+from nereus.cli.progress import follow
+from nereus.events import JobState
+from nereus.types import Job
+from nereus_common.core.errors import InvalidInput
+
+app = typer.Typer(help="Submit and follow jobs.", no_args_is_help=True)
+
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
+
+
+@app.command()
+@speaks_plainly
+def submit(
+    file: Annotated[Path, typer.Argument(help="A job file: .yaml, .toml or .json.")],
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a field, as in optimizer.lr=1e-5.")
+    ] = None,
+    job_id: Annotated[str | None, typer.Option("--id", help="The job's id; submitting twice gives one job.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
+    target: Target = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Start a job."""
+    from nereus.spec_file import load_spec
+    from nereus.sync import SyncClient
+
+    spec = load_spec(file, overrides(set_ or []))
+    with SyncClient.connect(target, data_dir=data_dir) as client:
+        job = client.submit(spec, job_id=job_id)
+        if not watch:
+            print_json({"job_id": job.id}) if as_json else console.print(job.id)
+            return
+        notes.print(f"job {job.id}")
+        follow(job.watch(), console, as_json=as_json)
+        _exit_with(job.get())
+
+
+@app.command("list")
+@speaks_plainly
+def list_(target: Target = None, data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Show all jobs."""
+    from nereus.sync import SyncClient
+
+    with SyncClient.connect(target, data_dir=data_dir) as client:
+        jobs = client.list()
+    if as_json:
+        print_json(jobs)
+        return
+    table = Table(box=None)
+    for heading in ("job", "state", "steps", "created"):
+        table.add_column(heading, overflow="fold")
+    for job in jobs:
+        created = f"{job.created:%Y-%m-%d %H:%M}" if job.created else ""
+        table.add_row(job.id, job.state, str(job.steps_done), created)
+    console.print(table)
+
+
+@app.command()
+@speaks_plainly
+def get(job_id: JobName, target: Target = None, data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Show one job."""
+    from nereus.sync import SyncClient
+
+    with SyncClient.connect(target, data_dir=data_dir) as client:
+        job = client.get(job_id)
+    if as_json:
+        print_json(job)
+        return
+    table = Table(box=None, show_header=False)
+    for name, value in _fields(job).items():
+        table.add_row(name, value)
+    console.print(table)
+
+
+@app.command()
+@speaks_plainly
+def watch(
+    job_id: JobName,
+    after: Annotated[str, typer.Option(help="Only events after this revision.")] = "",
+    target: Target = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Follow a job until it ends; exits with 1 when it failed."""
+    from nereus.sync import SyncClient
+
+    with SyncClient.connect(target, data_dir=data_dir) as client:
+        follow(client.watch(job_id, after=after), console, as_json=as_json)
+        _exit_with(client.get(job_id))
+
+
+@app.command()
+@speaks_plainly
+def cancel(job_id: JobName, target: Target = None, data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Stop a job and free its devices."""
+    from nereus.sync import SyncClient
+
+    with SyncClient.connect(target, data_dir=data_dir) as client:
+        job = client.cancel(job_id)
+    print_json(job) if as_json else console.print(f"{job.id} {job.state}")
+
+
+def overrides(assignments: list[str]) -> dict[str, Any]:
+    """`optimizer.learning_rate=1e-5` → a value at a dotted field; values are read as YAML."""
+    found = {}
+    for text in assignments:
+        field, equals, value = text.partition("=")
+        if not equals or not field:
+            raise InvalidInput(f"--set {text!r} is not FIELD=VALUE", remedy="write optimizer.learning_rate=1e-5")
+        try:
+            found[field] = yaml.safe_load(value)
+        except yaml.YAMLError as wrong:
+            raise InvalidInput(f"--set {field}: {value!r} cannot be read", field=field) from wrong
+    return found
+
+
+def _fields(job: Job) -> dict[str, str]:
+    shown = {"job": job.id, "state": str(job.state), "steps": str(job.steps_done), "folder": job.folder}
+    if job.plan is not None:
+        shown["plan"] = "\n".join(f"{name} {stage}" for name, stage in job.plan.stages)
+    if job.error_message:
+        shown["error"] = f"{job.error_reason}: {job.error_message}"
+        shown["log"] = "\n".join(job.error_log)
+    return shown
+
+
+def _exit_with(job: Job) -> None:
+    """0 when it succeeded; 2 when its input was to blame, else 1."""
+    if job.state is JobState.SUCCEEDED:
+        return
+    for line in job.error_log:
+        notes.print(f"  {line}", style="dim", markup=False, soft_wrap=True)
+    raise typer.Exit(BAD_INPUT if job.error_reason.startswith("INVALID") else FAILED)

@@ -1,0 +1,61 @@
+"""A job's events as they come, one line each, fitted to the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.markup import escape
+
+from nereus.cli.output import print_json
+from nereus.events import Evaluation, JobEvent, LogLine, StateChange, StepReport, SyncReport
+
+_STAGES = (("generation", "gen"), ("reward", "rew"), ("reference", "ref"), ("training", "train"), ("sync", "sync"))
+
+
+def follow(events: Iterable[JobEvent], console: Console, *, as_json: bool) -> None:
+    """Print events until they end: JSON lines, or text."""
+    for event in events:
+        if as_json:
+            print_json(event, line=True)
+        elif (text := line(event)) is not None:
+            console.print(text, soft_wrap=True)
+
+
+def line(event: JobEvent) -> str | None:
+    """An event in one line of console markup; None for kinds this version does not know."""
+    match event.value:
+        case StepReport() as step:
+            return _step(step)
+        case Evaluation() as found:
+            return (
+                f"[cyan]held-out {found.mode} {found.when}[/] {found.mean:.1%} "
+                f"[dim]({found.low:.1%} to {found.high:.1%}, n={found.n})[/]"
+            )
+        case StateChange() as change:
+            reason = f": {escape(change.error_message)}" if change.error_message else ""
+            return f"[{_colour(change)}]{change.state}[/]{reason}"
+        case SyncReport() as sync:
+            return f"[dim]sync of {escape(sync.model)} to version {sync.version}: {_sync(sync)}[/]"
+        case LogLine() as log:
+            return f"[dim]{log.level}[/] {escape(log.message)}"
+        case None:
+            return None
+
+
+def _step(step: StepReport) -> str:
+    seconds = " ".join(f"{short} {step.seconds[name]:.1f}" for name, short in _STAGES if step.seconds.get(name))
+    return (
+        f"[bold]step {step.step + 1}[/] reward {step.reward_mean:.3f} "
+        f"gap {step.logprob_gap_mean:.4f} {step.tokens_per_second:.0f} tok/s "
+        f"{step.seconds.get('total', 0.0):.1f} s [dim]({seconds})[/]"
+    )
+
+
+def _sync(sync: SyncReport) -> str:
+    ratio = sync.bytes_moved / sync.bytes_needed if sync.bytes_needed else 1.0
+    return f"{sync.bytes_moved / 1e6:.0f} MB (moved/needed {ratio:.2f}) in {sync.seconds:.2f} s"
+
+
+def _colour(change: StateChange) -> str:
+    return {"failed": "red", "cancelled": "yellow", "succeeded": "green"}.get(change.state, "blue")

@@ -1,0 +1,182 @@
+"""The asynchronous client of a controller."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+import grpc.aio
+
+from nereus.cluster.config import default_data_dir
+from nereus.cluster.state import ClusterFolder
+from nereus.events import JobEvent
+from nereus.models import with_local_models
+from nereus.spec import JobSpec
+from nereus.spec_file import load_spec, spec_from_dict
+from nereus.types import ClusterStatus, Job
+from nereus.v1 import jobs_pb2 as pb
+from nereus.v1.jobs_pb2_grpc import JobServiceStub
+from nereus.wire import cluster_from_pb, event_from_pb, job_from_pb
+from nereus_common.core.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
+from nereus_common.rpc.channels import DeadlineChannel
+from nereus_common.rpc.errors import calling
+
+TARGET_VARIABLE = "NEREUS_TARGET"
+REMEDY = "is it running? `nereus up` starts a cluster here, `nereus status` shows it"
+
+WATCH_SECONDS = 600.0
+"""After which a watch is opened anew, where it stopped: no call is without a deadline."""
+
+RequestT = TypeVar("RequestT")
+ResponseT = TypeVar("ResponseT")
+
+
+def find_target(data_dir: Path | None = None) -> str:
+    """$NEREUS_TARGET, else the controller of the cluster in the data directory; Unavailable when there is neither."""
+    if named := os.environ.get(TARGET_VARIABLE):
+        return named
+    try:
+        return ClusterFolder(data_dir or default_data_dir()).require().controller
+    except NotFound as missing:
+        raise Unavailable(missing.message, remedy=REMEDY) from missing
+
+
+class Client:
+    """Use as `async with Client.connect() as client`. `timeout`: seconds for each call that is not a watch.
+
+    Every method raises the NereusError that the controller raised, and Unavailable when it cannot be reached.
+    """
+
+    def __init__(self, channel: DeadlineChannel, models: Path) -> None:
+        self._channel = channel
+        self._stub = JobServiceStub(channel)
+        self._models = models
+
+    @classmethod
+    def connect(cls, target: str | None = None, *, data_dir: Path | None = None, timeout: float = 60.0) -> Self:
+        """A client of the controller at `target`, by default that of the cluster in the data directory."""
+        folder = ClusterFolder(data_dir or default_data_dir())
+        return cls(DeadlineChannel(target or find_target(folder.path), default=timeout), folder.models)
+
+    @property
+    def target(self) -> str:
+        return self._channel.target
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+    async def submit(self, job: JobSpec | Mapping[str, Any] | Path | str, *, job_id: str | None = None) -> JobHandle:
+        """Start a job given as a spec, as its dict form or as a file. InvalidInput names the field that is wrong.
+
+        Submitting the same spec under the same `job_id` again gives the same job; another spec is a Conflict.
+        """
+        spec = await asyncio.to_thread(self._prepared, job)
+        chosen = job_id or f"{spec.name}-{uuid.uuid4().hex[:8]}"
+        request = pb.SubmitJobRequest(job_id=chosen, spec_json=spec.to_json())
+        answer = await self._call(self._stub.SubmitJob, request, "SubmitJob")
+        return JobHandle(self, answer.job.job_id)
+
+    async def get(self, job_id: str) -> Job:
+        """NotFound when there is no such job."""
+        return job_from_pb((await self._call(self._stub.GetJob, pb.GetJobRequest(job_id=job_id), "GetJob")).job)
+
+    async def list(self) -> tuple[Job, ...]:
+        answer = await self._call(self._stub.ListJobs, pb.ListJobsRequest(), "ListJobs")
+        return tuple(job_from_pb(job) for job in answer.jobs)
+
+    async def cancel(self, job_id: str) -> Job:
+        """Stop a job; return it when it has ended and its devices are free."""
+        return job_from_pb(
+            (await self._call(self._stub.CancelJob, pb.CancelJobRequest(job_id=job_id), "CancelJob")).job
+        )
+
+    async def cluster_status(self) -> ClusterStatus:
+        return cluster_from_pb(
+            await self._call(self._stub.GetClusterStatus, pb.GetClusterStatusRequest(), "GetClusterStatus")
+        )
+
+    async def watch(self, job_id: str, *, after: str = "") -> AsyncIterator[JobEvent]:
+        """The job's events after revision `after`, then new ones as they come, until it has ended.
+
+        A watch that the controller closed because it was read too slowly goes on where it stopped.
+        """
+        while True:
+            before = after
+            request = pb.WatchJobRequest(job_id=job_id, after_revision=after)
+            try:
+                with self._calling("WatchJob"):
+                    async for message in self._stub.WatchJob(request, timeout=WATCH_SECONDS):
+                        after = message.revision
+                        yield event_from_pb(message)
+                return
+            except DeadlineExceeded:
+                continue
+            except ResourceExhausted:
+                if after == before:
+                    raise
+
+    def job(self, job_id: str) -> JobHandle:
+        """A handle to a job that was submitted earlier."""
+        return JobHandle(self, job_id)
+
+    def _prepared(self, job: JobSpec | Mapping[str, Any] | Path | str) -> JobSpec:
+        match job:
+            case JobSpec():
+                spec = job
+            case Path() | str():
+                spec = load_spec(job)
+            case _:
+                spec = spec_from_dict(job)
+        return with_local_models(spec, self._models)
+
+    async def _call(
+        self, method: grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT], request: RequestT, name: str
+    ) -> ResponseT:
+        with self._calling(name):
+            return await method(request)
+
+    @contextmanager
+    def _calling(self, name: str) -> Iterator[None]:
+        try:
+            with calling(name, f"the controller at {self.target}"):
+                yield
+        except Unavailable as error:
+            raise Unavailable(error.message, remedy=REMEDY, **error.details) from error
+
+
+class JobHandle:
+    """A job and the client to ask about it."""
+
+    def __init__(self, client: Client, job_id: str) -> None:
+        self.id = job_id
+        self._client = client
+
+    async def get(self) -> Job:
+        return await self._client.get(self.id)
+
+    def watch(self, *, after: str = "") -> AsyncIterator[JobEvent]:
+        return self._client.watch(self.id, after=after)
+
+    async def cancel(self) -> Job:
+        return await self._client.cancel(self.id)
+
+    async def wait(self) -> Job:
+        """Return the job when it has ended; JobFailed, with the reason and the end of a log, when it failed."""
+        async for _ in self.watch():
+            pass
+        return (await self.get()).check()

@@ -1,0 +1,127 @@
+"""What a job reports while it runs, as frozen values. `docs/events.md` explains every field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Self
+
+
+class JobState(StrEnum):
+    PENDING = "pending"
+    PLACING = "placing"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+
+class Payload:
+    """A payload that ignores fields it does not know and takes defaults for those that are absent."""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Self:
+        known = {entry.name for entry in fields(cls)}  # type: ignore[arg-type]
+        return cls(**{key: value for key, value in data.items() if key in known})
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange(Payload):
+    state: JobState
+    epoch: int = 0
+    plan: Mapping[str, Any] | None = None
+    plan_id: str = ""
+    error_reason: str = ""
+    error_message: str = ""
+    error_log: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "state", JobState(self.state))
+        object.__setattr__(self, "error_log", tuple(self.error_log))
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport(Payload):
+    """A weight sync. Bytes moved are counted at the transport."""
+
+    bytes_moved: int
+    bytes_needed: int
+    seconds: float
+    model: str = "actor"
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport(Payload):
+    step: int
+    reward_mean: float
+    tokens: int
+    seconds: Mapping[str, float]
+    reward_std: float = 0.0
+    version: int = 0
+    response_length_mean: float = 0.0
+    finished_fraction: float = 0.0
+    logprob_gap_mean: float = 0.0
+    logprob_gap_max: float = 0.0
+    loss: float = 0.0
+    grad_norm: float = 0.0
+    clip_fraction: float = 0.0
+    entropy: float = 0.0
+    approx_kl: float = 0.0
+    reference_kl: float = 0.0
+    training_seconds: Mapping[str, float] = field(default_factory=dict)
+    training_peak_memory_bytes: int = 0
+    sync: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Sampled tokens per second of the whole step."""
+        total = self.seconds.get("total", 0.0)
+        return self.tokens / total if total else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation(Payload):
+    when: str
+    mode: str
+    mean: float
+    low: float
+    high: float
+    n: int
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine(Payload):
+    message: str
+    level: str = "info"
+
+
+KINDS: Mapping[str, type[StateChange | SyncReport | StepReport | Evaluation | LogLine]] = {
+    "state": StateChange,
+    "sync": SyncReport,
+    "step": StepReport,
+    "evaluation": Evaluation,
+    "log": LogLine,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class JobEvent:
+    """`payload` is what was sent; `value` is it as a typed report, or None for a kind this version does not know."""
+
+    revision: str
+    time: datetime
+    kind: str
+    payload: Mapping[str, Any]
+
+    @property
+    def value(self) -> StateChange | SyncReport | StepReport | Evaluation | LogLine | None:
+        kind = KINDS.get(self.kind)
+        return None if kind is None else kind.of(self.payload)

@@ -1,0 +1,107 @@
+"""Job files: YAML, TOML or JSON text to a JobSpec, with errors that name the file, the field and the likely meaning."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from nereus.spec import JobSpec
+from nereus.spec_errors import explain
+from nereus_common.core.errors import InvalidInput, NotFound
+
+DEMO_SCHEME = "demo:"
+
+
+def load_spec(path: Path | str, overrides: Mapping[str, Any] | None = None) -> JobSpec:
+    """Read a job file. Relative paths in it are relative to its folder.
+
+    NotFound when there is no such file; InvalidInput names the file and every field that is wrong.
+    """
+    path = Path(path)
+    data = _parse(path)
+    for dotted, value in (overrides or {}).items():
+        _assign(data, dotted.split("."), value)
+    return spec_from_dict(_absolute(data, path.resolve().parent), origin=str(path))
+
+
+def spec_from_json(text: str, origin: str = "job") -> JobSpec:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as wrong:
+        raise InvalidInput(f"{origin} is not JSON: {wrong}", field="spec_json") from wrong
+    return spec_from_dict(data, origin)
+
+
+def spec_from_dict(data: Any, origin: str = "job") -> JobSpec:
+    """Validate; InvalidInput lists the wrong fields, one a line, and `details["field"]` is the first of them."""
+    if not isinstance(data, Mapping):
+        raise InvalidInput(f"{origin} holds no job but {type(data).__name__}", remedy="write field: value lines")
+    try:
+        return JobSpec.model_validate(data)
+    except ValidationError as wrong:
+        lines = [explain(error) for error in wrong.errors(include_url=False)]
+        text = "\n".join(f"{origin}: {field}{text}" for field, text in lines)
+        raise InvalidInput(text, field=lines[0][0] or "job") from wrong
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise NotFound(f"job file {path} does not exist", remedy="give a .yaml, .toml or .json file", path=path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        match path.suffix:
+            case ".yaml" | ".yml":
+                data = yaml.safe_load(text)
+            case ".toml":
+                data = tomllib.loads(text)
+            case ".json":
+                data = json.loads(text)
+            case other:
+                raise InvalidInput(f"{path}: {other!r} is no job file", remedy="give a .yaml, .toml or .json file")
+    except (yaml.YAMLError, tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as wrong:
+        raise InvalidInput(f"{path} cannot be read: {wrong}", field="file") from wrong
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{path} holds no job", remedy="write field: value lines", field="file")
+    return data
+
+
+def _assign(data: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        inner = data.setdefault(key, {})
+        if not isinstance(inner, dict):
+            raise InvalidInput(f"{'.'.join(keys)} cannot be set: {key} holds a value", field=".".join(keys))
+        data = inner
+    data[keys[-1]] = value
+
+
+def _absolute(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Model folders, prompt files and reward files, wherever the job file names them, made absolute."""
+
+    def place(text: Any) -> Any:
+        return str(folder / text) if isinstance(text, str) and not text.startswith(DEMO_SCHEME) else text
+
+    def model(entry: Any) -> Any:
+        return {**entry, "path": place(entry.get("path"))} if isinstance(entry, dict) else place(entry)
+
+    def reward(entry: Any) -> Any:
+        name = entry.get("name") if isinstance(entry, dict) else entry
+        if not isinstance(name, str) or ".py:" not in name:
+            return entry
+        return {**entry, "name": place(name)} if isinstance(entry, dict) else place(name)
+
+    result = dict(data)
+    if "model" in data:
+        result["model"] = model(data["model"])
+    if isinstance(data.get("models"), dict):
+        result["models"] = {name: model(entry) for name, entry in data["models"].items()}
+    if isinstance(data.get("prompts"), dict) and "file" in data["prompts"]:
+        result["prompts"] = {**data["prompts"], "file": place(data["prompts"]["file"])}
+    if isinstance(data.get("rewards"), list):
+        result["rewards"] = [reward(entry) for entry in data["rewards"]]
+    return result

@@ -1,0 +1,107 @@
+"""Scores samples in a few worker processes, each call under a time limit.
+
+A reward is a stranger's code: it may raise, return nonsense, hang or take its process down. Each of these ends in a
+JobFailed that names the reward and the sample; the processes are replaced, and the pool can be used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nereus_common.core.errors import DeadlineExceeded, JobFailed, NereusError, ProcessLost
+from nereus_common.rl.rewards import RewardInput, weighted_sum
+from nereus_common.workers import Worker, WorkerError, WorkerSpec
+
+_BODY = "nereus_common.engines.rewards.body:RewardBody"
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedReward:
+    """`timeout` in seconds, for one sample."""
+
+    name: str
+    weight: float = 1.0
+    timeout: float = 10.0
+
+
+class RewardPool:
+    """`processes` workers for one job; `name` begins their names and those of their logs in `log_folder`."""
+
+    def __init__(self, name: str, rewards: Sequence[WeightedReward], log_folder: Path, *, processes: int = 2) -> None:
+        self._name = name
+        self._rewards = tuple(rewards)
+        self._log_folder = log_folder
+        self._processes = processes
+        self._workers: list[Worker] = []
+
+    async def start(self, *, timeout: float) -> None:
+        """Start the processes and load every reward; InvalidInput when one cannot be found. May be called again."""
+        while len(self._workers) < self._processes:
+            self._workers.append(await Worker.start(self._spec(len(self._workers)), timeout=timeout))
+
+    async def score(self, samples: Sequence[RewardInput], *, timeout: float) -> list[float]:
+        """The weighted total of all rewards for each sample, in order.
+
+        JobFailed names the reward and the sample that went wrong; DeadlineExceeded when all of it takes longer than
+        `timeout` seconds.
+        """
+        totals = [0.0] * len(samples)
+        pending = iter(enumerate(samples))
+        try:
+            async with asyncio.timeout(timeout), asyncio.TaskGroup() as group:
+                await self.start(timeout=timeout)
+                for worker in self._workers:
+                    group.create_task(self._run(worker, pending, totals))
+        except BaseException as error:
+            await self.close()  # a worker may still be inside the call that was given up
+            raise self._cause(error, len(samples), timeout) from error
+        return totals
+
+    async def close(self) -> None:
+        """End the processes, at once."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            await worker.stop(grace=0)
+
+    async def _run(self, worker: Worker, pending: Iterator[tuple[int, RewardInput]], totals: list[float]) -> None:
+        weights = [reward.weight for reward in self._rewards]
+        for index, sample in pending:
+            scores = [await self._one(worker, reward, sample) for reward in self._rewards]
+            totals[index] = weighted_sum(scores, weights)
+
+    async def _one(self, worker: Worker, reward: WeightedReward, sample: RewardInput) -> float:
+        try:
+            return float(await worker.call("score", reward.name, sample, timeout=reward.timeout))
+        except DeadlineExceeded as late:
+            raise _failed(reward, sample, f"did not finish within {reward.timeout:g} s", late) from late
+        except (WorkerError, ProcessLost) as error:
+            raise _failed(reward, sample, f"failed: {error.message}", error) from error
+
+    def _spec(self, number: int) -> WorkerSpec:
+        name = f"{self._name}.reward{number}"
+        names = tuple(reward.name for reward in self._rewards)
+        return WorkerSpec(name, _BODY, names, self._log_folder / f"{name}.log", {"OMP_NUM_THREADS": "1"})
+
+    def _cause(self, error: BaseException, count: int, timeout: float) -> BaseException:
+        if isinstance(error, BaseExceptionGroup):
+            return error.exceptions[0]
+        if isinstance(error, TimeoutError):
+            return DeadlineExceeded(
+                f"{self._name}: scoring {count} samples took longer than {timeout:g} s",
+                remedy="raise deadlines.score or make the reward faster",
+            )
+        return error
+
+
+def _failed(reward: WeightedReward, sample: RewardInput, what: str, error: NereusError) -> JobFailed:
+    return JobFailed(
+        f"reward {reward.name} {what}, on the prompt at position {sample.position}, sample {sample.sample}",
+        remedy="fix the reward, or raise its timeout_seconds",
+        reward=reward.name,
+        position=sample.position,
+        sample=sample.sample,
+        log=error.details.get("traceback") or error.details.get("log", ""),
+    )

@@ -1,0 +1,128 @@
+"""Question sets from reasoning-gym tasks and from JSONL and Parquet files."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nereus_common.core.errors import InvalidInput, NotFound
+from nereus_common.rl.prompts import Question, QuestionSet, Sizes, split
+
+_DRAWS_PER_QUESTION = 20
+"""How often a generator may repeat itself before its task counts as exhausted."""
+
+_STREAMS = 3
+"""Training, held-out questions and examples come from generator seeds that no job seed shares."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSource:
+    """A reasoning-gym task; `params` are the fields of its config."""
+
+    task: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Sizes = field(default_factory=lambda: Sizes(train=4096, heldout=200, examples=0))
+    system: str | None = None
+
+    def open(self, seed: int) -> QuestionSet:
+        """Generate the questions; InvalidInput names an unknown task or parameter."""
+        sizes = self.sizes
+        train, heldout, examples = (
+            self._stream(seed * _STREAMS + stream, wanted)
+            for stream, wanted in enumerate((sizes.train, sizes.heldout, sizes.examples))
+        )
+        return split(train, heldout, varied(examples), sizes, name=f"task {self.task}", system=self.system)
+
+    def _stream(self, seed: int, wanted: int) -> Iterator[Question]:
+        dataset = _create_dataset(self.task, {**self.params, "seed": seed, "size": wanted * _DRAWS_PER_QUESTION + 1})
+        for entry in dataset:
+            yield Question(str(entry["question"]), str(entry["answer"]), {**entry["metadata"], "task": self.task})
+
+
+def varied(questions: Iterable[Question]) -> list[Question]:
+    """The same questions, those with an answer not seen before first: examples should not all say the same."""
+    seen: Counter[str] = Counter()
+    ranked: list[tuple[int, Question]] = []
+    for question in questions:
+        ranked.append((seen[question.answer], question))
+        seen[question.answer] += 1
+    return [question for _, question in sorted(ranked, key=lambda entry: entry[0])]
+
+
+def _create_dataset(task: str, params: dict[str, Any]) -> Any:
+    from reasoning_gym.factory import DATASETS, create_dataset
+
+    if task not in DATASETS:
+        raise InvalidInput(f"reasoning-gym has no task {task!r}", field="prompts.task")
+    try:
+        return create_dataset(task, **params)
+    except (TypeError, AssertionError, ValueError) as wrong:
+        raise InvalidInput(f"task {task}: {wrong}", remedy="see the task's config", field="prompts.params") from wrong
+
+
+@dataclass(frozen=True, slots=True)
+class FileSource:
+    """Rows of a .jsonl or .parquet file; columns other than the question and the answer become metadata.
+
+    The file's order is kept: first the examples, then the held-out questions, then training.
+    """
+
+    path: Path
+    question: str = "question"
+    answer: str = "answer"
+    sizes: Sizes = field(default_factory=lambda: Sizes(train=1 << 62, heldout=0, examples=0))
+    system: str | None = None
+
+    def open(self, seed: int) -> QuestionSet:
+        """Read the questions, the same under every seed; NotFound and InvalidInput name file, row and column."""
+        if not self.path.is_file():
+            raise NotFound(f"prompt file {self.path} does not exist", field="prompts.file", path=self.path)
+        rows = self._questions()
+        return split(rows, rows, rows, self.sizes, name=str(self.path), system=self.system)
+
+    def _questions(self) -> Iterator[Question]:
+        for number, row in enumerate(_rows(self.path), start=1):
+            if not isinstance(row, dict) or not isinstance(row.get(self.question), str):
+                raise InvalidInput(
+                    f"{self.path}: row {number} has no text in {self.question!r}",
+                    remedy="name the column with prompts.question",
+                    field="prompts.question",
+                )
+            rest = {key: value for key, value in row.items() if key not in (self.question, self.answer)}
+            yield Question(row[self.question], str(row.get(self.answer, "")), rest)
+
+
+def _rows(path: Path) -> Iterator[Any]:
+    match path.suffix:
+        case ".jsonl":
+            return _jsonl_rows(path)
+        case ".parquet":
+            return _parquet_rows(path)
+        case other:
+            raise InvalidInput(f"{path}: {other!r} files hold no prompts", remedy="give .jsonl or .parquet")
+
+
+def _jsonl_rows(path: Path) -> Iterator[Any]:
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    yield json.loads(line)
+                except json.JSONDecodeError as wrong:
+                    raise InvalidInput(f"{path}:{number} is not JSON: {wrong}", field="prompts.file") from wrong
+
+
+def _parquet_rows(path: Path) -> Iterator[Any]:
+    from pyarrow import ArrowInvalid
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        table = ParquetFile(path)
+    except ArrowInvalid as wrong:
+        raise InvalidInput(f"{path} is not Parquet: {wrong}", field="prompts.file") from wrong
+    for batch in table.iter_batches():
+        yield from batch.to_pylist()

@@ -1,0 +1,81 @@
+"""TrainingService on the wire: nothing but translation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, cast
+
+import grpc.aio
+
+from nereus.v1 import training_pb2 as pb
+from nereus.v1.columns_pb2 import ColumnChunk
+from nereus.v1.training_pb2_grpc import TrainingServiceServicer
+from nereus_common.core.errors import InvalidInput
+from nereus_common.core.ids import UnitId
+from nereus_common.engines.training.base import TrainStepSpec
+from nereus_common.rpc import columns_from_chunks
+from nereus_common.stages.servicer import time_left
+from nereus_common.stages.units import Units
+
+from .unit import TrainingUnit
+
+Context = grpc.aio.ServicerContext[Any, Any]
+LIMIT = 3600.0
+"""Seconds an update may take when its caller sets no deadline."""
+
+
+class TrainingServicer(TrainingServiceServicer):
+    def __init__(self, units: Units) -> None:
+        self._units = units
+
+    async def TrainStep(
+        self, request_iterator: AsyncIterator[pb.TrainStepRequest], context: Context
+    ) -> pb.TrainStepResponse:
+        first = await anext(aiter(request_iterator), None)
+        if first is None or not first.HasField("header"):
+            raise InvalidInput("TrainStep: the first message is not a header", field="header")
+        header = first.header
+        columns = await columns_from_chunks(_chunks(request_iterator))
+        async with self._units.working(UnitId(header.unit_id), header.epoch) as entry:
+            unit = cast("TrainingUnit", entry.host)
+            result = await unit.train(
+                _step_from_pb(header),
+                columns,
+                pin_timeout=header.pin_timeout_seconds,
+                timeout=time_left(context, LIMIT),
+            )
+        return pb.TrainStepResponse(
+            version=result.version,
+            metrics=dict(result.metrics),
+            seconds=dict(result.seconds),
+            peak_memory_bytes=result.peak_memory_bytes,
+        )
+
+
+async def _chunks(requests: AsyncIterator[pb.TrainStepRequest]) -> AsyncIterator[ColumnChunk]:
+    async for request in requests:
+        if not request.HasField("chunk"):
+            raise InvalidInput("TrainStep: a second header", remedy="send one header, then chunks", field="header")
+        yield request.chunk
+
+
+def _step_from_pb(header: pb.TrainStepHeader) -> TrainStepSpec:
+    return TrainStepSpec(
+        step=header.step,
+        loss=_loss(header.loss_json),
+        learning_rate=header.learning_rate,
+        max_grad_norm=header.max_grad_norm,
+        global_tokens=header.global_tokens,
+        temperature=header.temperature,
+    )
+
+
+def _loss(text: str) -> Mapping[str, Any]:
+    try:
+        loss = json.loads(text)
+    except json.JSONDecodeError as wrong:
+        raise InvalidInput(f"loss_json is not JSON: {wrong}", field="loss_json") from wrong
+    if not isinstance(loss, dict):
+        raise InvalidInput("loss_json is not an object", field="loss_json")
+    return loss

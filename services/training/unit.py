@@ -1,0 +1,127 @@
+"""A training unit: one worker process per rank; the ranks of all replicas meet in one group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from nereus_common.core.errors import IllegalTransition, ProcessLost
+from nereus_common.engines import options as engine_options
+from nereus_common.engines.training.base import TrainingOptions, TrainingRankConfig, TrainStepResult, TrainStepSpec
+from nereus_common.stages.base import Holding, PullOrder, RankHolding, RankPulled, UnitSpec
+from nereus_common.stages.worker_set import WorkerSet
+from nereus_common.workers import WorkerSpec
+
+BODY = "nereus_common.engines.training.worker:TrainingWorker"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """`log_dir`: where the processes of units write. `transport`: "ucx", or "loopback" inside one process."""
+
+    log_dir: Path
+    transport: str = "ucx"
+
+
+class TrainingUnit:
+    """UnitHost over one process per rank. `on_lost` hears of a process that ended unasked."""
+
+    def __init__(self, spec: UnitSpec, settings: TrainingSettings, on_lost: Callable[[ProcessLost], None]) -> None:
+        self._spec = spec
+        self._devices = spec.plan.unit_devices(spec.replica)
+        self._workers = WorkerSet([_worker(spec, rank, settings) for rank in range(len(self._devices))], on_lost)
+        self._version = -1
+        self._last: tuple[int, TrainStepResult] | None = None
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return self._workers.pids
+
+    async def prepare(self, timeout: float) -> None:
+        await self._workers.start(timeout)
+
+    async def load(self, version: int, timeout: float) -> None:
+        await self._workers.call_each("load", version, timeout=timeout)
+        await self._workers.call_each("publish", version, timeout, timeout=timeout)
+        self._version = version
+
+    async def describe(self, timeout: float) -> Holding:
+        found = await self._workers.call_each("describe", timeout=timeout)
+        return Holding(
+            self._version,
+            tuple(
+                RankHolding(rank, str(self._devices[rank]), one.address, one.boxes) for rank, one in enumerate(found)
+            ),
+        )
+
+    async def pull(self, order: PullOrder) -> Sequence[RankPulled]:
+        raise IllegalTransition(
+            f"unit {self._spec.unit} trains: it is the source of its model's versions and pulls none",
+            unit=self._spec.unit,
+        )
+
+    async def verify(self, version: int, wire_dtype: str, timeout: float) -> Mapping[int, int]:
+        return dict(enumerate(await self._workers.call_each("verify", wire_dtype, timeout=timeout)))
+
+    async def commit(self, version: int, timeout: float) -> None:
+        if version != self._version:
+            raise IllegalTransition(f"unit {self._spec.unit} holds version {self._version}, not {version}")
+
+    async def sleep(self, timeout: float) -> None:
+        raise IllegalTransition(f"unit {self._spec.unit}: training units stay on their devices", unit=self._spec.unit)
+
+    async def wake(self, timeout: float) -> None:
+        raise IllegalTransition(f"unit {self._spec.unit}: training units stay on their devices", unit=self._spec.unit)
+
+    async def release(self) -> None:
+        await self._workers.stop()
+
+    async def train(
+        self, update: TrainStepSpec, columns: Mapping[str, NDArray[Any]], *, pin_timeout: float, timeout: float
+    ) -> TrainStepResult:
+        """One update on all ranks, then the new version is offered. The same step again returns the first result.
+
+        Pulls of the old version may go on for `pin_timeout` seconds; then they are revoked.
+        """
+        if self._last is not None and self._last[0] == update.step:
+            return self._last[1]
+        if update.step != self._version:
+            raise IllegalTransition(
+                f"unit {self._spec.unit} holds version {self._version}; step {update.step} starts from {update.step}",
+                unit=self._spec.unit,
+            )
+        results: list[TrainStepResult] = await self._workers.call_each("train_step", update, columns, timeout=timeout)
+        started = time.monotonic()
+        await self._workers.call_each("publish", results[0].version, pin_timeout, timeout=timeout)
+        slowest = max(results, key=lambda one: sum(one.seconds.values()))
+        result = TrainStepResult(
+            version=results[0].version,
+            metrics=results[0].metrics,
+            seconds={**slowest.seconds, "publish": time.monotonic() - started},
+            peak_memory_bytes=max(one.peak_memory_bytes for one in results),
+        )
+        self._version = result.version
+        self._last = (update.step, result)
+        return result
+
+
+def _worker(spec: UnitSpec, rank: int, settings: TrainingSettings) -> WorkerSpec:
+    meeting = spec.rendezvous
+    config = TrainingRankConfig(
+        unit=spec.unit,
+        model_path=spec.model_path,
+        stage=spec.plan,
+        replica=spec.replica,
+        rank=rank,
+        rendezvous=engine_options.Rendezvous(meeting.host, meeting.port, meeting.prefix),
+        options=engine_options.parse_options(TrainingOptions, spec.options),
+        seed=spec.seed,
+        transport=settings.transport,
+    )
+    name = f"{spec.unit}.{rank}"
+    return WorkerSpec(name, BODY, config, settings.log_dir / f"{name}.log")

@@ -1,0 +1,89 @@
+"""A controller that follows a script, behind the real server: for tests of the client and the command."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from nereus import JobSpec, errors
+from nereus.v1 import jobs_pb2 as pb
+from nereus.v1.jobs_pb2_grpc import JobServiceServicer, add_JobServiceServicer_to_server
+from nereus_common.core.ids import DeviceId, ModelStage
+from nereus_common.planning.default import default_plan
+from nereus_common.rpc.convert import plan_to_pb
+from nereus_common.rpc.server import RpcServer
+
+PLAN = default_plan(
+    [DeviceId("node0", "cpu0")], [ModelStage.parse("actor/generation"), ModelStage.parse("actor/training")]
+)
+STEP = '{"step": 1, "steps": 2, "reward_mean": 0.5, "tokens": 100, "seconds": {"total": 2.0}, "later_field": 1}'
+
+
+class ScriptedController(JobServiceServicer):
+    """Knows one job at a time; a watch gives three events, and is cut after each of them when `cuts` is set."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, pb.Job] = {}
+        self.cuts = False
+        self.failing = False
+        self.watches: list[str] = []
+
+    async def SubmitJob(self, request: pb.SubmitJobRequest, context: Any) -> pb.SubmitJobResponse:
+        JobSpec.from_json(request.spec_json)
+        known = self.jobs.get(request.job_id)
+        if known is not None and known.spec_json != request.spec_json:
+            raise errors.Conflict(f"job {request.job_id} is another", remedy="choose another id")
+        job = pb.Job(
+            job_id=request.job_id, state=pb.JOB_STATE_RUNNING, spec_json=request.spec_json, plan=plan_to_pb(PLAN)
+        )
+        job.created.FromSeconds(1_700_000_000)
+        self.jobs[request.job_id] = job
+        return pb.SubmitJobResponse(job=job)
+
+    async def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobResponse:
+        if request.job_id not in self.jobs:
+            raise errors.NotFound(f"there is no job {request.job_id}", job=request.job_id)
+        return pb.GetJobResponse(job=self.jobs[request.job_id])
+
+    async def ListJobs(self, request: pb.ListJobsRequest, context: Any) -> pb.ListJobsResponse:
+        return pb.ListJobsResponse(jobs=self.jobs.values())
+
+    async def CancelJob(self, request: pb.CancelJobRequest, context: Any) -> pb.CancelJobResponse:
+        self.jobs[request.job_id].state = pb.JOB_STATE_CANCELLED
+        return pb.CancelJobResponse(job=self.jobs[request.job_id])
+
+    async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> AsyncIterator[pb.WatchJobResponse]:
+        self.watches.append(request.after_revision)
+        payloads = [
+            ("state", '{"state": "running"}'),
+            ("step", STEP),
+            ("news", "{}"),
+            ("state", '{"state": "succeeded"}'),
+        ]
+        for revision, (kind, payload) in enumerate(payloads, start=1):
+            if revision > int(request.after_revision or 0):
+                yield pb.WatchJobResponse(
+                    revision=str(revision), time=Timestamp(seconds=revision), kind=kind, payload_json=payload
+                )
+                if self.cuts:
+                    raise errors.ResourceExhausted("read too slowly")
+        if request.job_id in self.jobs:
+            self.jobs[request.job_id].state = pb.JOB_STATE_FAILED if self.failing else pb.JOB_STATE_SUCCEEDED
+
+    async def GetClusterStatus(self, request: pb.GetClusterStatusRequest, context: Any) -> pb.GetClusterStatusResponse:
+        device = pb.Device(id="node0/cpu0", kind="cpu", memory_bytes=10, granted_bytes=4, units=["u"])
+        return pb.GetClusterStatusResponse(devices=[device])
+
+
+@asynccontextmanager
+async def scripted_controller() -> AsyncIterator[tuple[ScriptedController, str]]:
+    """The controller and its target."""
+    scripted = ScriptedController()
+    server = RpcServer("controller")
+    server.add(add_JobServiceServicer_to_server, scripted)
+    await server.start()
+    yield scripted, server.target
+    await server.stop(0)
