@@ -7,7 +7,7 @@ one column, so a batch crosses a wire as raw bytes and is cut without touching P
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -28,7 +28,10 @@ _DTYPES = {
     "finished": np.bool_,
     "rewards": np.float32,
     "advantages": np.float32,
+    "reference": np.float32,
 }
+_OPTIONAL = frozenset({"reference"})
+"""Columns that a batch may do without; they are empty then."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +45,7 @@ class RolloutBatch:
     logprobs [R]: the sampler's, after its sampling transforms. versions [R]: of the state that sampled each token.
     mask [R]: tokens that count in the loss. finished [N]: False where cut at the length limit.
     rewards [N]: NaN until scored. advantages [R]: NaN until computed.
+    reference [R]: log-probs under the reference model; empty where the job has none.
     """
 
     prompt_tokens: NDArray[np.int32]
@@ -56,6 +60,7 @@ class RolloutBatch:
     finished: NDArray[np.bool_]
     rewards: NDArray[np.float32]
     advantages: NDArray[np.float32]
+    reference: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
 
     def __post_init__(self) -> None:
         groups, sequences = len(self.position), len(self.group)
@@ -66,6 +71,8 @@ class RolloutBatch:
         _check("response_tokens", tokens, int(self.response_offsets[-1]))
         for name in ("logprobs", "versions", "mask", "advantages"):
             _check(name, len(getattr(self, name)), tokens)
+        if len(self.reference):
+            _check("reference", len(self.reference), tokens)
         for name in ("finished", "rewards"):
             _check(name, len(getattr(self, name)), sequences)
         if sequences and (np.diff(self.group) < 0).any():
@@ -120,6 +127,7 @@ class RolloutBatch:
             finished=self.finished[sequences],
             rewards=self.rewards[sequences],
             advantages=self.advantages[tokens],
+            reference=self.reference[tokens] if len(self.reference) else self.reference,
         )
 
     def with_columns(self, **columns: NDArray[Any]) -> RolloutBatch:
@@ -132,6 +140,8 @@ class RolloutBatch:
     def from_columns(cls, columns: Mapping[str, NDArray[Any]]) -> Self:
         """The inverse of `columns`; InvalidInput names a column that is missing, unknown or of another dtype."""
         for name in _DTYPES.keys() | columns.keys():
+            if name in _OPTIONAL and name not in columns:
+                continue
             if name not in _DTYPES or name not in columns:
                 state = "unknown" if name in columns else "missing"
                 raise InvalidInput(f"rollout column {name} is {state}", field=name)

@@ -1,0 +1,1 @@
+"""Measurements, each against a named peer or limit: `python -m benchmarks NAME [--json FILE]`."""

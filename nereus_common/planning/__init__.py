@@ -1,0 +1,1 @@
+"""Deciding, purely: what fits, what it costs, what to choose."""

@@ -1,0 +1,95 @@
+"""How many bytes a rank of a model-stage needs on its device: the first, analytic memory model.
+
+It counts what shapes and sharding give exactly (weights, gradients, optimizer, KV cache), and bounds the rest
+(activations, logits, process overhead) from above. Units: bytes per rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nereus_common.core.ids import ModelStage, Stage
+from nereus_common.core.plan import Recompute, StagePlan
+from nereus_common.state import ModelShape, shard_boxes
+from nereus_common.state.conventions import Convention
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+TRAINING_PROCESS = 600 << 20
+"""Interpreter, torch, communicators and transport of a torch worker on CPU; measured 0.45–0.55 GiB resident."""
+GENERATION_PROCESS = 2600 << 20
+"""Engine host, EngineCore and worker of one vLLM rank on CPU, without weights and KV cache."""
+STAGING = 256 << 20
+"""One bucket in flight, and its staged copy."""
+RESPONSE_SHARE = 0.5
+"""Largest share of a microbatch's rows that predict a response token, for the logits' size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes of one rank by what they are for."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    kv_cache: int
+    transfer: int
+    process: int
+
+    @property
+    def total(self) -> int:
+        return (
+            self.weights
+            + self.gradients
+            + self.optimizer
+            + self.activations
+            + self.kv_cache
+            + self.transfer
+            + self.process
+        )
+
+
+def footprint(shape: ModelShape, model_stage: ModelStage, plan: StagePlan, rank: int) -> Footprint:
+    """Of `rank` of one unit. Raises InvalidPlan where the layout does not fit the model."""
+    generation = model_stage.stage is Stage.GENERATION
+    convention = Convention.GENERATION if generation else Convention.TRAINING
+    held = sum(box.elements for boxes in shard_boxes(shape, plan.layout, rank, convention).values() for box in boxes)
+    whole_stage = held * plan.layout.fs
+    compute, master = DTYPE_BYTES[plan.dtypes.compute], DTYPE_BYTES[plan.dtypes.master]
+    if model_stage.stage is Stage.TRAINING:
+        return Footprint(
+            weights=held * master + whole_stage * compute,
+            gradients=held * master + whole_stage * compute,
+            optimizer=2 * held * master,
+            activations=_activations(shape, plan, backward=True),
+            kv_cache=0,
+            transfer=held * compute + STAGING,
+            process=TRAINING_PROCESS,
+        )
+    limits = plan.generation
+    return Footprint(
+        weights=whole_stage * compute,
+        gradients=0,
+        optimizer=0,
+        activations=_activations(shape, plan, backward=False),
+        kv_cache=limits.kv_bytes if limits else 0,
+        transfer=held * compute + STAGING,
+        process=GENERATION_PROCESS if generation else TRAINING_PROCESS,
+    )
+
+
+def _activations(shape: ModelShape, plan: StagePlan, *, backward: bool) -> int:
+    """Rows of a microbatch through one pipeline stage; what the backward pass keeps, and the logits in float32."""
+    limits = plan.generation
+    rows = limits.max_batched_tokens if limits else plan.microbatch_tokens
+    compute = DTYPE_BYTES[plan.dtypes.compute]
+    per_layer = rows * (8 * shape.hidden_size + 4 * shape.intermediate_size // plan.layout.tp) * compute
+    layers = max(plan.layout.layer_counts(shape.num_layers))
+    if not backward:
+        return 2 * per_layer + rows * shape.vocab_size // plan.layout.tp * 4
+    kept = per_layer + layers * rows * shape.hidden_size * compute
+    if plan.recompute is Recompute.NONE:
+        kept = layers * per_layer
+    in_flight = plan.layout.pp
+    logits = int(rows * RESPONSE_SHARE) * (shape.vocab_size // plan.layout.tp) * 4 * 3
+    return kept * in_flight + logits

@@ -1,0 +1,114 @@
+"""The interface between the lifecycle of a unit, which is common, and what a stage does at each point of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from nereus_common.core.emu import Unit
+from nereus_common.core.ids import JobId, ModelStage, TensorName, UnitId
+from nereus_common.core.plan import StagePlan
+from nereus_common.core.transfer import Box, RankRef, Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where the ranks of one model-stage meet; `prefix` separates one epoch's group from the next one's."""
+
+    host: str
+    port: int
+    prefix: str
+
+
+@dataclass(frozen=True, slots=True)
+class UnitSpec:
+    """All a stage service must know to build one replica."""
+
+    unit: UnitId
+    job: JobId
+    model_stage: ModelStage
+    replica: int
+    epoch: int
+    model_path: str
+    plan: StagePlan
+    engine: str
+    options: Mapping[str, Any]
+    rendezvous: Rendezvous
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class RankHolding:
+    """What one rank holds, or must hold, and the transport address at which it serves."""
+
+    rank: int
+    device: str
+    address: bytes
+    boxes: Mapping[TensorName, tuple[Box, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """All ranks of a unit; `version` is -1 while nothing is held."""
+
+    version: int
+    ranks: tuple[RankHolding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PullOrder:
+    """Bring the unit's staging to `version`. `timeout` in seconds."""
+
+    version: int
+    wire_dtype: str
+    transfers: Sequence[Transfer]
+    addresses: Mapping[RankRef, bytes]
+    timeout: float
+    transition: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankPulled:
+    """`bytes` as counted at the transport; `digest` of the staged boxes as logical content."""
+
+    rank: int
+    bytes: int
+    seconds: float
+    digest: int
+
+
+class UnitHost(Protocol):
+    """One unit's processes. Every method may raise ProcessLost; after that only `release` is called."""
+
+    @property
+    def pids(self) -> Sequence[int]: ...
+
+    async def prepare(self, timeout: float) -> None:
+        """Start processes and engine, on empty storage."""
+
+    async def load(self, version: int, timeout: float) -> None:
+        """Fill from the model folder; the state becomes `version`."""
+
+    async def describe(self, timeout: float) -> Holding: ...
+
+    async def pull(self, order: PullOrder) -> Sequence[RankPulled]:
+        """Pull into staging, digests checked. What is served stays untouched."""
+
+    async def verify(self, version: int, wire_dtype: str, timeout: float) -> Mapping[int, int]:
+        """Apply staging if there is any, then return per rank the digest of what is really computed with."""
+
+    async def commit(self, version: int, timeout: float) -> None:
+        """Serve `version`."""
+
+    async def sleep(self, timeout: float) -> None: ...
+
+    async def wake(self, timeout: float) -> None: ...
+
+    async def release(self) -> None:
+        """Stop everything, also in the middle of any other call. Never fails."""
+
+
+def new_unit(spec: UnitSpec) -> Unit:
+    devices = spec.plan.unit_devices(spec.replica)
+    return Unit(spec.unit, spec.job, spec.model_stage, spec.replica, spec.plan.layout, devices, spec.epoch)

@@ -1,0 +1,90 @@
+"""UnitService on the wire: nothing but translation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc.aio
+
+from nereus.v1 import units_pb2 as pb
+from nereus.v1.units_pb2_grpc import UnitServiceServicer
+from nereus_common.core.ids import UnitId
+from nereus_common.stages import convert
+from nereus_common.stages.units import Units
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+def time_left(context: Context, limit: float) -> float:
+    """Seconds until the caller gives up, at most `limit`."""
+    remaining = context.time_remaining()
+    return limit if remaining is None else min(limit, remaining)
+
+
+class UnitServicer(UnitServiceServicer):
+    """`limit`: seconds any call may take when its caller sets no deadline."""
+
+    def __init__(self, units: Units, limit: float = 600.0) -> None:
+        self._units = units
+        self._limit = limit
+
+    async def PrepareUnit(self, request: pb.PrepareUnitRequest, context: Context) -> pb.PrepareUnitResponse:
+        spec = convert.spec_from_pb(request.spec)
+        return pb.PrepareUnitResponse(pids=await self._units.prepare(spec, time_left(context, self._limit)))
+
+    async def LoadUnit(self, request: pb.LoadUnitRequest, context: Context) -> pb.LoadUnitResponse:
+        timeout = time_left(context, self._limit)
+        await self._units.load(UnitId(request.unit_id), request.epoch, request.version, timeout)
+        return pb.LoadUnitResponse()
+
+    async def DescribeBoxes(self, request: pb.DescribeBoxesRequest, context: Context) -> pb.DescribeBoxesResponse:
+        timeout = time_left(context, self._limit)
+        return convert.holding_to_pb(await self._units.describe(UnitId(request.unit_id), request.epoch, timeout))
+
+    async def PullState(self, request: pb.PullStateRequest, context: Context) -> pb.PullStateResponse:
+        order = convert.pull_order_from_pb(request)
+        return convert.pulled_to_pb(await self._units.pull(UnitId(request.unit_id), request.epoch, order))
+
+    async def VerifyUnit(self, request: pb.VerifyUnitRequest, context: Context) -> pb.VerifyUnitResponse:
+        found = await self._units.verify(
+            UnitId(request.unit_id),
+            request.epoch,
+            request.version,
+            request.wire_dtype,
+            {rank.rank: rank.digest for rank in request.expected},
+            time_left(context, self._limit),
+        )
+        return pb.VerifyUnitResponse(
+            ranks=[pb.RankDigest(rank=rank, digest=digest) for rank, digest in sorted(found.items())]
+        )
+
+    async def CommitUnit(self, request: pb.CommitUnitRequest, context: Context) -> pb.CommitUnitResponse:
+        timeout = time_left(context, self._limit)
+        await self._units.commit(UnitId(request.unit_id), request.epoch, request.version, timeout)
+        return pb.CommitUnitResponse()
+
+    async def SleepUnit(self, request: pb.SleepUnitRequest, context: Context) -> pb.SleepUnitResponse:
+        await self._units.sleep(UnitId(request.unit_id), request.epoch, time_left(context, self._limit))
+        return pb.SleepUnitResponse()
+
+    async def WakeUnit(self, request: pb.WakeUnitRequest, context: Context) -> pb.WakeUnitResponse:
+        await self._units.wake(UnitId(request.unit_id), request.epoch, time_left(context, self._limit))
+        return pb.WakeUnitResponse()
+
+    async def ReleaseUnit(self, request: pb.ReleaseUnitRequest, context: Context) -> pb.ReleaseUnitResponse:
+        await self._units.release(UnitId(request.unit_id), request.epoch)
+        return pb.ReleaseUnitResponse()
+
+    async def ListUnits(self, request: pb.ListUnitsRequest, context: Context) -> pb.ListUnitsResponse:
+        return pb.ListUnitsResponse(
+            units=[
+                pb.UnitStatus(
+                    unit_id=entry.spec.unit,
+                    phase=str(entry.unit.phase),
+                    version=entry.unit.version,
+                    pids=entry.host.pids,
+                )
+                for entry in self._units.entries()
+                if request.job_id in ("", entry.spec.job)
+            ]
+        )

@@ -1,0 +1,199 @@
+"""The units of one stage service: lifecycle by table, one operation at a time, idempotent, refused when stale."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from nereus_common.core.emu import Event, Phase, Unit, step
+from nereus_common.core.errors import (
+    Conflict,
+    IllegalTransition,
+    NereusError,
+    NotFound,
+    ProcessLost,
+    StaleEpoch,
+    VerificationFailed,
+)
+from nereus_common.core.ids import UnitId
+from nereus_common.stages.base import Holding, PullOrder, RankPulled, UnitHost, UnitSpec, new_unit
+
+log = logging.getLogger(__name__)
+
+SERVING = (Phase.ACTIVE, Phase.UPDATING)
+
+
+@dataclass(slots=True)
+class Entry:
+    spec: UnitSpec
+    unit: Unit
+    host: UnitHost
+    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lost: ProcessLost | None = None
+    staged: int = -1
+
+    def apply(self, event: Event, version: int | None = None) -> None:
+        self.unit = step(self.unit, event, epoch=self.spec.epoch, version=version)
+
+
+class Units:
+    """All units of this service. `make_host` builds a stage's own half of a unit.
+
+    Operations on one unit run one after another; `release` does not wait for them, it ends them.
+    """
+
+    def __init__(self, make_host: Callable[[UnitSpec], UnitHost]) -> None:
+        self._make_host = make_host
+        self._entries: dict[UnitId, Entry] = {}
+
+    def entries(self) -> Sequence[Entry]:
+        return tuple(self._entries.values())
+
+    def serving(self, unit: UnitId, epoch: int) -> Entry:
+        """The entry of a unit that may do work now."""
+        entry = self._entry(unit, epoch)
+        if entry.unit.phase not in SERVING:
+            raise IllegalTransition(
+                f"unit {unit} is {entry.unit.phase} and does no work",
+                remedy="load it and commit a version first",
+                unit=unit,
+            )
+        return entry
+
+    async def prepare(self, spec: UnitSpec, timeout: float) -> Sequence[int]:
+        """Start the unit; the same spec again waits for and returns the first start."""
+        entry = self._entries.get(spec.unit)
+        if entry is None:
+            entry = self._entries[spec.unit] = Entry(spec, new_unit(spec), self._make_host(spec))
+        elif entry.spec != spec:
+            raise Conflict(f"unit {spec.unit} exists with another spec", remedy="release it first", unit=spec.unit)
+        async with self._operation(entry):
+            if entry.unit.phase is Phase.PREPARING:
+                try:
+                    await entry.host.prepare(timeout)
+                except BaseException:
+                    await self._discard(entry)
+                    raise
+                entry.apply(Event.PREPARED)
+            return entry.host.pids
+
+    async def load(self, unit: UnitId, epoch: int, version: int, timeout: float) -> None:
+        entry = self._entry(unit, epoch)
+        async with self._operation(entry):
+            if entry.staged == version:
+                return
+            entry.apply(Event.LOAD_STARTED)
+            try:
+                await entry.host.load(version, timeout)
+            except NereusError:
+                entry.apply(Event.LOAD_FAILED)
+                raise
+            entry.apply(Event.LOADED)
+            entry.staged = version
+
+    async def describe(self, unit: UnitId, epoch: int, timeout: float) -> Holding:
+        entry = self._entry(unit, epoch)
+        async with self._operation(entry):
+            return await entry.host.describe(timeout)
+
+    async def pull(self, unit: UnitId, epoch: int, order: PullOrder) -> Sequence[RankPulled]:
+        """Stage a version. What the unit serves does not change, so a failure leaves the unit as it was."""
+        entry = self._entry(unit, epoch)
+        async with self._operation(entry):
+            first = entry.unit.phase is Phase.PREPARED
+            entry.apply(Event.LOAD_STARTED if first else Event.UPDATE_STARTED)
+            try:
+                return await entry.host.pull(order)
+            except NereusError:
+                entry.apply(Event.LOAD_FAILED if first else Event.UPDATE_FAILED)
+                raise
+
+    async def verify(
+        self, unit: UnitId, epoch: int, version: int, wire_dtype: str, expected: Mapping[int, int], timeout: float
+    ) -> Mapping[int, int]:
+        """Apply what is staged and compare; a unit that differs is broken and never serves again."""
+        entry = self._entry(unit, epoch)
+        async with self._operation(entry):
+            found = await entry.host.verify(version, wire_dtype, timeout)
+            wrong = sorted(rank for rank, digest in expected.items() if found.get(rank) != digest)
+            if wrong:
+                entry.apply(Event.LOST)
+                raise VerificationFailed(
+                    f"unit {unit}: ranks {wrong} do not compute with version {version} as it was sent",
+                    remedy="the unit is taken out; restart the job from its last checkpoint",
+                    unit=unit,
+                    version=version,
+                )
+            if entry.unit.phase in (Phase.LOADING, Phase.UPDATING):
+                entry.apply(Event.LOADED if entry.unit.phase is Phase.LOADING else Event.UPDATED)
+            return found
+
+    async def commit(self, unit: UnitId, epoch: int, version: int, timeout: float) -> None:
+        entry = self._entry(unit, epoch)
+        async with self._operation(entry):
+            if entry.unit.phase is Phase.ACTIVE and entry.unit.version == version:
+                return
+            await entry.host.commit(version, timeout)
+            entry.apply(Event.COMMITTED, version)
+
+    async def sleep(self, unit: UnitId, epoch: int, timeout: float) -> None:
+        entry = self._entry(unit, epoch)
+        async with self._operation(entry):
+            if entry.unit.phase is not Phase.ASLEEP:
+                entry.apply(Event.SLEPT)
+                await entry.host.sleep(timeout)
+
+    async def wake(self, unit: UnitId, epoch: int, timeout: float) -> None:
+        entry = self._entry(unit, epoch)
+        async with self._operation(entry):
+            if entry.unit.phase is Phase.ASLEEP:
+                await entry.host.wake(timeout)
+                entry.apply(Event.WOKEN)
+
+    async def release(self, unit: UnitId, epoch: int) -> None:
+        """Stop a unit, whatever it is doing. Unknown units are released already."""
+        entry = self._entries.get(unit)
+        if entry is None:
+            return
+        if epoch < entry.spec.epoch:
+            raise StaleEpoch(f"unit {unit} is at epoch {entry.spec.epoch}, the call is of {epoch}", unit=unit)
+        await self._discard(entry)
+
+    async def release_all(self) -> None:
+        await asyncio.gather(*(self._discard(entry) for entry in self.entries()))
+
+    async def _discard(self, entry: Entry) -> None:
+        self._entries.pop(entry.spec.unit, None)
+        await entry.host.release()
+
+    def _entry(self, unit: UnitId, epoch: int) -> Entry:
+        entry = self._entries.get(unit)
+        if entry is None:
+            raise NotFound(f"no unit {unit} here", remedy="prepare it first", unit=unit)
+        if epoch != entry.spec.epoch:
+            raise StaleEpoch(f"unit {unit} is at epoch {entry.spec.epoch}, the call is of {epoch}", unit=unit)
+        if entry.lost is not None:
+            raise entry.lost
+        return entry
+
+    @asynccontextmanager
+    async def _operation(self, entry: Entry) -> AsyncIterator[None]:
+        """One operation on a unit; a lost process is remembered and ends the unit."""
+        async with entry.busy:
+            if entry.lost is not None:
+                raise entry.lost
+            try:
+                yield
+            except ProcessLost as lost:
+                self.mark_lost(entry, lost)
+                raise
+
+    def mark_lost(self, entry: Entry, lost: ProcessLost) -> None:
+        if entry.lost is None:
+            log.error("unit %s lost: %s", entry.spec.unit, lost)
+            entry.lost = lost
+            if entry.unit.phase not in (Phase.LOST, Phase.RELEASED):
+                entry.apply(Event.LOST)

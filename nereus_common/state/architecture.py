@@ -1,0 +1,210 @@
+"""Which logical tensors a model has, and by which rule each may be cut: from its Hugging Face config alone.
+
+No model is built and no weight is read, so models that fit on no machine here can be planned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Self
+
+from nereus_common.core.errors import InvalidInput, UnsupportedByEngine
+from nereus_common.core.ids import TensorName
+
+EMBEDDING = TensorName("model.embed_tokens.weight")
+FINAL_NORM = TensorName("model.norm.weight")
+HEAD = TensorName("lm_head.weight")
+
+
+class Rule(StrEnum):
+    """How tensor parallelism treats a tensor; what it means in numbers is the convention's table."""
+
+    COLUMN = "column"
+    """Outputs, dimension 0, are divided: q, gate, up."""
+    KV_HEAD = "kv_head"
+    """Outputs are divided by KV head; more ranks than heads share a head, or are refused."""
+    ROW = "row"
+    """Inputs, dimension 1, are divided: o, down."""
+    VOCABULARY = "vocabulary"
+    """Rows of the vocabulary, dimension 0: embedding and head."""
+    REPLICATED = "replicated"
+    """Every rank has all of it: norms, biases of row-parallel layers, counters."""
+
+
+class Home(StrEnum):
+    """On which pipeline stages a tensor lives."""
+
+    FIRST = "first"
+    LAYER = "layer"
+    LAST = "last"
+    ENDS = "ends"
+    """The first and the last: a tied embedding, one logical tensor with two holders (one when pp is 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalTensor:
+    """One tensor as the checkpoint names it. `units`: of how many indivisible parts (heads, columns, rows) the
+    dimension that tp cuts is made. `layer` is set when `home` is LAYER."""
+
+    name: TensorName
+    shape: tuple[int, ...]
+    rule: Rule
+    home: Home
+    units: int = 1
+    layer: int | None = None
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a `model_type` fixes. A str names the config field that decides; `head_dim` is the config class's default,
+    None meaning hidden_size / num_attention_heads."""
+
+    qkv_bias: bool | str = False
+    output_bias: bool | str = False
+    mlp_bias: bool | str = False
+    qk_norm: bool = False
+    head_dim: int | None = None
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias"),
+    "mistral": Family(),
+    "qwen2": Family(qkv_bias=True),
+    "qwen3": Family(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True, head_dim=128),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """All numbers of a dense decoder that decide its tensors; field names in errors are those of config.json."""
+
+    model_type: str
+    layers: int
+    hidden: int
+    ffn: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Read a Hugging Face `config.json`.
+
+        UnsupportedByEngine: a model_type or a quantisation without rules. InvalidInput: a field missing or wrong.
+        """
+        family = _family(config)
+        hidden, heads = _positive(config, "hidden_size"), _positive(config, "num_attention_heads")
+        optional = {key: config[key] for key in ("num_key_value_heads", "head_dim") if config.get(key) is not None}
+        kv_heads = _positive({"num_key_value_heads": heads, **optional}, "num_key_value_heads")
+        if heads % kv_heads:
+            raise InvalidInput(
+                f"config.num_key_value_heads is {kv_heads}, which does not divide num_attention_heads {heads}",
+                remedy="check config.json",
+                field="config.num_key_value_heads",
+            )
+        return cls(
+            model_type=config["model_type"],
+            layers=_positive(config, "num_hidden_layers"),
+            hidden=hidden,
+            ffn=_positive(config, "intermediate_size"),
+            query_heads=heads,
+            kv_heads=kv_heads,
+            head_dim=_positive({"head_dim": family.head_dim or hidden // heads, **optional}, "head_dim"),
+            vocabulary=_positive(config, "vocab_size"),
+            tied=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=_flag(config, family.qkv_bias),
+            output_bias=_flag(config, family.output_bias),
+            mlp_bias=_flag(config, family.mlp_bias),
+            qk_norm=family.qk_norm,
+        )
+
+    def tensors(self) -> Mapping[TensorName, LogicalTensor]:
+        """Every parameter, in model order. A tied head is not among them: it is the embedding."""
+        return _tensors(self)
+
+    @property
+    def parameters(self) -> int:
+        return sum(tensor.elements for tensor in self.tensors().values())
+
+
+def _family(config: Mapping[str, Any]) -> Family:
+    model_type = config.get("model_type")
+    if model_type not in FAMILIES:
+        raise UnsupportedByEngine(
+            f"config.model_type {model_type!r} has no layout rules",
+            remedy=f"supported dense models: {', '.join(sorted(FAMILIES))}",
+            field="config.model_type",
+        )
+    if config.get("quantization_config") is not None:
+        raise UnsupportedByEngine(
+            "config.quantization_config is set: quantised checkpoints have other tensors",
+            remedy="save the model dequantised and without quantization_config",
+            field="config.quantization_config",
+        )
+    return FAMILIES[str(model_type)]
+
+
+def _positive(config: Mapping[str, Any], field: str) -> int:
+    value = config.get(field)
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        found = f"is {value!r}" if field in config else "is missing"
+        raise InvalidInput(f"config.{field} {found}", remedy="it must be a positive integer", field=f"config.{field}")
+    return value
+
+
+def _flag(config: Mapping[str, Any], source: bool | str) -> bool:
+    return bool(config.get(source, False)) if isinstance(source, str) else source
+
+
+@lru_cache(maxsize=64)
+def _tensors(model: ModelShape) -> Mapping[TensorName, LogicalTensor]:
+    vocabulary = (model.vocabulary, model.hidden)
+    home = Home.ENDS if model.tied else Home.FIRST
+    found = [LogicalTensor(EMBEDDING, vocabulary, Rule.VOCABULARY, home, model.vocabulary)]
+    for layer in range(model.layers):
+        found += _layer_tensors(model, layer)
+    found.append(LogicalTensor(FINAL_NORM, (model.hidden,), Rule.REPLICATED, Home.LAST))
+    if not model.tied:
+        found.append(LogicalTensor(HEAD, vocabulary, Rule.VOCABULARY, Home.LAST, model.vocabulary))
+    return MappingProxyType({tensor.name: tensor for tensor in found})
+
+
+def _layer_tensors(model: ModelShape, layer: int) -> Iterator[LogicalTensor]:
+    def tensor(name: str, shape: tuple[int, ...], rule: Rule = Rule.REPLICATED, units: int = 1) -> LogicalTensor:
+        return LogicalTensor(TensorName(f"model.layers.{layer}.{name}"), shape, rule, Home.LAYER, units, layer)
+
+    queries, keys = model.query_heads * model.head_dim, model.kv_heads * model.head_dim
+    linears = (
+        ("self_attn.q_proj", queries, model.hidden, Rule.COLUMN, model.query_heads, model.qkv_bias),
+        ("self_attn.k_proj", keys, model.hidden, Rule.KV_HEAD, model.kv_heads, model.qkv_bias),
+        ("self_attn.v_proj", keys, model.hidden, Rule.KV_HEAD, model.kv_heads, model.qkv_bias),
+        ("self_attn.o_proj", model.hidden, queries, Rule.ROW, model.query_heads, model.output_bias),
+        ("mlp.gate_proj", model.ffn, model.hidden, Rule.COLUMN, model.ffn, model.mlp_bias),
+        ("mlp.up_proj", model.ffn, model.hidden, Rule.COLUMN, model.ffn, model.mlp_bias),
+        ("mlp.down_proj", model.hidden, model.ffn, Rule.ROW, model.ffn, model.mlp_bias),
+    )
+    yield tensor("input_layernorm.weight", (model.hidden,))
+    for name, outputs, inputs, rule, units, bias in linears:
+        yield tensor(f"{name}.weight", (outputs, inputs), rule, units)
+        if bias:  # a row-parallel layer's bias is added once, after the sum over ranks: no rank has only a part of it
+            row = rule is Rule.ROW
+            yield tensor(f"{name}.bias", (outputs,), Rule.REPLICATED if row else rule, 1 if row else units)
+    if model.qk_norm:
+        yield tensor("self_attn.q_norm.weight", (model.head_dim,))
+        yield tensor("self_attn.k_norm.weight", (model.head_dim,))
+    yield tensor("post_attention_layernorm.weight", (model.hidden,))

@@ -1,0 +1,130 @@
+"""The training and inference units of a job, seen from the loop: a batch in, one result out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nereus.v1 import inference_pb2, training_pb2
+from nereus.v1.inference_pb2_grpc import InferenceServiceStub
+from nereus.v1.training_pb2_grpc import TrainingServiceStub
+from nereus_common.rl.assembly import share_groups
+from nereus_common.rl.rollouts import RolloutBatch
+from nereus_common.rpc import calling, chunks_from_columns, columns_from_chunks
+
+from .placed import PlacedStage, PlacedUnit
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One optimizer update: what TrainStepHeader says, without the shares."""
+
+    step: int
+    loss: Mapping[str, Any]
+    learning_rate: float
+    max_grad_norm: float
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """`seconds` by phase of the slowest unit; `peak_memory_bytes` of the fullest rank."""
+
+    version: int
+    metrics: Mapping[str, float]
+    seconds: Mapping[str, float]
+    peak_memory_bytes: int
+
+
+class TrainingGroup:
+    """All replicas of one trained model; each gets whole groups, and all are called at once."""
+
+    def __init__(self, stage: PlacedStage, timeout: float) -> None:
+        self._stage = stage
+        self._timeout = timeout
+
+    async def step(self, batch: RolloutBatch, update: Update) -> Updated:
+        shares = share_groups(batch, len(self._stage.units))
+        async with asyncio.TaskGroup() as tasks:
+            calls = [
+                tasks.create_task(self._step_one(unit, batch, batch.select_groups(share), update))
+                for unit, share in zip(self._stage.units, shares, strict=True)
+            ]
+        answers = [call.result() for call in calls]
+        slowest = max(answers, key=lambda answer: sum(answer.seconds.values()))
+        return Updated(
+            version=answers[0].version,
+            metrics=dict(answers[0].metrics),
+            seconds=dict(slowest.seconds),
+            peak_memory_bytes=max(answer.peak_memory_bytes for answer in answers),
+        )
+
+    async def _step_one(
+        self, unit: PlacedUnit, whole: RolloutBatch, share: RolloutBatch, update: Update
+    ) -> training_pb2.TrainStepResponse:
+        header = training_pb2.TrainStepHeader(
+            unit_id=unit.id,
+            epoch=unit.epoch,
+            step=update.step,
+            loss_json=json.dumps(dict(update.loss)),
+            learning_rate=update.learning_rate,
+            max_grad_norm=update.max_grad_norm,
+            global_tokens=whole.loss_tokens,
+            global_sequences=whole.sequences,
+            temperature=update.temperature,
+            pin_timeout_seconds=self._timeout / 2,
+        )
+
+        async def parts() -> AsyncIterator[training_pb2.TrainStepRequest]:
+            yield training_pb2.TrainStepRequest(header=header)
+            for chunk in chunks_from_columns(share.columns()):
+                yield training_pb2.TrainStepRequest(chunk=chunk)
+
+        with calling("TrainStep", unit.service):
+            return await TrainingServiceStub(unit.channel).TrainStep(parts(), timeout=self._timeout)
+
+
+class InferenceGroup:
+    """All replicas of one scoring model."""
+
+    def __init__(self, stage: PlacedStage, timeout: float) -> None:
+        self._stage = stage
+        self._timeout = timeout
+
+    async def logprobs(self, batch: RolloutBatch, temperature: float) -> NDArray[np.float32]:
+        """[R] log-probs of the response tokens under the scoring model."""
+        shares = share_groups(batch, len(self._stage.units))
+        async with asyncio.TaskGroup() as tasks:
+            calls = [
+                tasks.create_task(self._score_one(unit, batch.select_groups(share), temperature))
+                for unit, share in zip(self._stage.units, shares, strict=True)
+                if share
+            ]
+        scored = np.full(len(batch.response_tokens), np.nan, np.float32)
+        for share, call in zip((share for share in shares if share), calls, strict=True):
+            scored[_tokens_of(batch, share)] = call.result()
+        return scored
+
+    async def _score_one(self, unit: PlacedUnit, share: RolloutBatch, temperature: float) -> NDArray[np.float32]:
+        header = inference_pb2.ScoreHeader(unit_id=unit.id, epoch=unit.epoch, temperature=temperature)
+
+        async def parts() -> AsyncIterator[inference_pb2.ScoreRequest]:
+            yield inference_pb2.ScoreRequest(header=header)
+            for chunk in chunks_from_columns(share.columns()):
+                yield inference_pb2.ScoreRequest(chunk=chunk)
+
+        with calling("Score", unit.service):
+            answer = InferenceServiceStub(unit.channel).Score(parts(), timeout=self._timeout)
+            columns = await columns_from_chunks(piece.chunk async for piece in answer)
+        return columns["logprobs"]
+
+
+def _tokens_of(batch: RolloutBatch, groups: tuple[int, ...]) -> NDArray[np.bool_]:
+    """[R] which response tokens belong to the named groups."""
+    return np.repeat(np.isin(batch.group, groups), batch.response_lengths)

@@ -1,0 +1,121 @@
+"""Placing a job: grants, units, first weights.
+
+Order: grants by compare-and-set (what does not fit is refused before any process starts) → all units prepared at
+once, because the ranks of a model-stage meet in one group → trained and frozen models loaded from their folders →
+every other unit filled by weight sync → plan epoch committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nereus_common.core.errors import InvalidInput, InvalidPlan, NotFound
+from nereus_common.core.ids import JobId, ModelStage, Stage, unit_id
+from nereus_common.core.plan import Plan
+from nereus_common.planning.memory import footprint
+from nereus_common.stages.base import Rendezvous, UnitSpec
+from nereus_common.state import ModelShape
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model of a job: its folder, and per stage the engine's name and options ('' and {} for the default)."""
+
+    name: str
+    path: str
+    engines: Mapping[Stage, str] = field(default_factory=dict)
+    options: Mapping[Stage, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """What PlaceJob asks for."""
+
+    job: JobId
+    epoch: int
+    plan: Plan
+    models: Mapping[str, ModelSource]
+    seed: int
+
+
+def unit_specs(placement: Placement, ports: Mapping[ModelStage, Rendezvous]) -> list[UnitSpec]:
+    """One spec per replica of every model-stage, in plan order."""
+    specs = []
+    for name, stage in placement.plan.stages:
+        source = source_of(placement, name)
+        specs += [
+            UnitSpec(
+                unit=unit_id(placement.job, name, replica, placement.epoch),
+                job=placement.job,
+                model_stage=name,
+                replica=replica,
+                epoch=placement.epoch,
+                model_path=source.path,
+                plan=stage,
+                engine=source.engines.get(name.stage, ""),
+                options=source.options.get(name.stage, {}),
+                rendezvous=ports[name],
+                seed=placement.seed,
+            )
+            for replica in range(stage.replicas)
+        ]
+    return specs
+
+
+def source_of(placement: Placement, name: ModelStage) -> ModelSource:
+    source = placement.models.get(name.model)
+    if source is None:
+        raise InvalidPlan(
+            f"the plan places {name}, and the job names no model {name.model}",
+            remedy=f"add models.{name.model} to the job or drop the stage",
+            field=f"models.{name.model}",
+        )
+    return source
+
+
+async def model_shape(source: ModelSource) -> ModelShape:
+    """Read the shape from the model's config; NotFound when there is none."""
+    path = Path(source.path) / CONFIG
+    try:
+        text = await asyncio.to_thread(path.read_text)
+    except OSError as missing:
+        raise NotFound(
+            f"models.{source.name}.path: {path} cannot be read ({missing.strerror})",
+            remedy="name a folder with config.json, safetensors and a tokenizer",
+            field=f"models.{source.name}.path",
+        ) from missing
+    try:
+        return ModelShape.from_config(json.loads(text))
+    except json.JSONDecodeError as wrong:
+        raise InvalidInput(f"{path} is not JSON: {wrong}", field=f"models.{source.name}.path") from wrong
+
+
+async def needed_bytes(placement: Placement) -> dict[tuple[ModelStage, int, int], int]:
+    """Bytes each (model-stage, replica, rank) needs. Reads every model's config; raises before anything starts."""
+    shapes = {source.name: await model_shape(source) for source in placement.models.values()}
+    needed = {}
+    for name, stage in placement.plan.stages:
+        source_of(placement, name)
+        for rank in range(stage.layout.ranks):
+            total = footprint(shapes[name.model], name, stage, rank).total
+            for replica in range(stage.replicas):
+                needed[name, replica, rank] = total
+    return needed
+
+
+def loads_from_folder(plan: Plan, name: ModelStage) -> bool:
+    """Trained models are loaded where they train; a model that nobody trains is loaded everywhere."""
+    return name.stage is Stage.TRAINING or ModelStage(name.model, Stage.TRAINING) not in plan
+
+
+def synced_models(plan: Plan) -> Sequence[str]:
+    """Models that are trained and used elsewhere too."""
+    trained = [name.model for name in plan.names if name.stage is Stage.TRAINING]
+    return [model for model in trained if any(n.model == model and n.stage is not Stage.TRAINING for n in plan.names)]

@@ -1,0 +1,80 @@
+"""One unit, seen from the coordinator: the lifecycle of UnitService as plain calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import grpc.aio
+
+from nereus.v1 import units_pb2 as pb
+from nereus.v1.units_pb2_grpc import UnitServiceStub
+from nereus_common.rpc import calling
+from nereus_common.stages.base import Holding, PullOrder, RankPulled, UnitSpec
+from nereus_common.stages.convert import (
+    holding_from_pb,
+    pull_order_to_pb,
+    pulled_from_pb,
+    spec_to_pb,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteUnit:
+    """`service` is the target behind `channel`. All timeouts in seconds."""
+
+    spec: UnitSpec
+    service: str
+    channel: grpc.aio.Channel
+
+    @property
+    def id(self) -> str:
+        return self.spec.unit
+
+    @property
+    def _stub(self) -> UnitServiceStub:
+        return UnitServiceStub(self.channel)
+
+    async def prepare(self, timeout: float) -> Sequence[int]:
+        request = pb.PrepareUnitRequest(spec=spec_to_pb(self.spec), timeout_seconds=timeout)
+        with calling("PrepareUnit", self.service):
+            return list((await self._stub.PrepareUnit(request, timeout=timeout)).pids)
+
+    async def load(self, version: int, timeout: float) -> None:
+        request = pb.LoadUnitRequest(unit_id=self.id, epoch=self.spec.epoch, version=version)
+        with calling("LoadUnit", self.service):
+            await self._stub.LoadUnit(request, timeout=timeout)
+
+    async def describe(self, timeout: float) -> Holding:
+        request = pb.DescribeBoxesRequest(unit_id=self.id, epoch=self.spec.epoch)
+        with calling("DescribeBoxes", self.service):
+            return holding_from_pb(await self._stub.DescribeBoxes(request, timeout=timeout))
+
+    async def pull(self, order: PullOrder) -> Sequence[RankPulled]:
+        request = pull_order_to_pb(self.id, self.spec.epoch, order)
+        with calling("PullState", self.service):
+            return pulled_from_pb(await self._stub.PullState(request, timeout=order.timeout))
+
+    async def verify(
+        self, version: int, wire_dtype: str, expected: Mapping[int, int], timeout: float
+    ) -> Mapping[int, int]:
+        request = pb.VerifyUnitRequest(
+            unit_id=self.id,
+            epoch=self.spec.epoch,
+            version=version,
+            wire_dtype=wire_dtype,
+            expected=[pb.RankDigest(rank=rank, digest=digest) for rank, digest in expected.items()],
+        )
+        with calling("VerifyUnit", self.service):
+            found = await self._stub.VerifyUnit(request, timeout=timeout)
+        return {rank.rank: rank.digest for rank in found.ranks}
+
+    async def commit(self, version: int, timeout: float) -> None:
+        request = pb.CommitUnitRequest(unit_id=self.id, epoch=self.spec.epoch, version=version)
+        with calling("CommitUnit", self.service):
+            await self._stub.CommitUnit(request, timeout=timeout)
+
+    async def release(self, timeout: float) -> None:
+        request = pb.ReleaseUnitRequest(unit_id=self.id, epoch=self.spec.epoch)
+        with calling("ReleaseUnit", self.service):
+            await self._stub.ReleaseUnit(request, timeout=timeout)

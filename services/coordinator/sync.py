@@ -1,0 +1,137 @@
+"""Weight sync: bring every other unit of a model to the version its training units hold.
+
+The program is compiled once per set of units and replayed every step. All receivers pull and verify before the first
+commits, so that either all expose the new version or all stay on the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from nereus_common.core.errors import DeadlineExceeded, InvalidInput
+from nereus_common.core.transfer import RankRef, TransferProgram
+from nereus_common.stages.base import PullOrder, RankPulled
+from nereus_common.state.program import bytes_needed, compile_program
+
+from .remote_unit import RemoteUnit
+
+Result = TypeVar("Result")
+
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """`bytes_moved` as counted at the transport; `phases` in seconds."""
+
+    model: str
+    version: int
+    bytes_moved: int
+    bytes_needed: int
+    seconds: float
+    phases: Mapping[str, float]
+
+
+@dataclass(slots=True)
+class WeightSync:
+    """The sync of one model in one plan epoch."""
+
+    model: str
+    wire_dtype: str
+    sources: Sequence[RemoteUnit]
+    receivers: Sequence[RemoteUnit]
+    _program: TransferProgram | None = field(default=None, init=False)
+    _needed: int = field(default=0, init=False)
+    _addresses: dict[RankRef, bytes] = field(default_factory=dict, init=False)
+    _phases: dict[str, float] = field(default_factory=dict, init=False)
+
+    async def run(self, version: int, timeout: float, transition: str) -> SyncReport:
+        """Idempotent by version: units that already serve it confirm it. Raises what the receivers raise."""
+        started = time.monotonic()
+        self._phases = {}
+        try:
+            async with asyncio.timeout(timeout):
+                with self._phase("compile"):
+                    await self._compile(timeout)
+                with self._phase("pull"):
+                    pulled = await self._pull_all(version, timeout, transition)
+                with self._phase("verify"):
+                    await self._verify_all(version, pulled, timeout)
+                with self._phase("commit"):
+                    await self._each(receiver.commit(version, timeout) for receiver in self.receivers)
+        except TimeoutError as late:
+            names = ", ".join(str(receiver.id) for receiver in self.receivers)
+            raise DeadlineExceeded(
+                f"sync of {self.model} to version {version} waited {timeout:.0f} s for {names} in phase "
+                f"{list(self._phases)[-1]}",
+                transition=transition,
+            ) from late
+        moved = sum(rank.bytes for unit in pulled for rank in unit)
+        seconds = time.monotonic() - started
+        return SyncReport(self.model, version, moved, self._needed, seconds, dict(self._phases))
+
+    async def _compile(self, timeout: float) -> None:
+        if self._program is not None:
+            return
+        held = await self._each(source.describe(timeout) for source in self.sources)
+        lacking = await self._each(receiver.describe(timeout) for receiver in self.receivers)
+        sources = {
+            RankRef(unit.id, rank.rank): rank
+            for unit, one in zip(self.sources, held, strict=True)
+            for rank in one.ranks
+        }
+        targets = {
+            RankRef(unit.id, rank.rank): rank.boxes
+            for unit, one in zip(self.receivers, lacking, strict=True)
+            for rank in one.ranks
+        }
+        if self.wire_dtype not in ITEM_BYTES:
+            raise InvalidInput(
+                f"dtype {self.wire_dtype} cannot cross the wire",
+                remedy=f"use one of {', '.join(ITEM_BYTES)}",
+                field="dtypes",
+            )
+        holders = {ref: rank.boxes for ref, rank in sources.items()}
+        self._program = compile_program(targets, holders, wire_dtype=self.wire_dtype)
+        self._needed = bytes_needed(targets, ITEM_BYTES[self.wire_dtype])
+        self._addresses = {ref: rank.address for ref, rank in sources.items()}
+
+    async def _pull_all(self, version: int, timeout: float, transition: str) -> list[Sequence[RankPulled]]:
+        assert self._program is not None
+        orders = [
+            PullOrder(
+                version=version,
+                wire_dtype=self.wire_dtype,
+                transfers=[move for move in self._program.transfers if move.target.unit == receiver.id],
+                addresses=self._addresses,
+                timeout=timeout,
+                transition=transition,
+            )
+            for receiver in self.receivers
+        ]
+        return await self._each(receiver.pull(order) for receiver, order in zip(self.receivers, orders, strict=True))
+
+    async def _verify_all(self, version: int, pulled: Sequence[Sequence[RankPulled]], timeout: float) -> None:
+        await self._each(
+            receiver.verify(version, self.wire_dtype, {rank.rank: rank.digest for rank in ranks}, timeout)
+            for receiver, ranks in zip(self.receivers, pulled, strict=True)
+        )
+
+    @staticmethod
+    async def _each(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+        """All at once; the first failure cancels the rest."""
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(call) for call in calls]
+        return [task.result() for task in running]
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        self._phases[name] = 0.0
+        started = time.monotonic()
+        yield
+        self._phases[name] = time.monotonic() - started

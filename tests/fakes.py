@@ -1,0 +1,62 @@
+"""Stand-ins for tests of what surrounds them; the real parts have tests of their own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from nereus_common.core.errors import NereusError
+from nereus_common.stages.base import Holding, PullOrder, RankPulled
+
+
+class ScriptedHost:
+    """A unit without processes: it notes what it is asked, and fails or blocks where it is told to."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.failures: dict[str, NereusError] = {}
+        self.blocked: dict[str, asyncio.Event] = {}
+        self.digest = 7
+        self.released = asyncio.Event()
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return (1, 2)
+
+    async def prepare(self, timeout: float) -> None:
+        await self._do("prepare")
+
+    async def load(self, version: int, timeout: float) -> None:
+        await self._do("load")
+
+    async def describe(self, timeout: float) -> Holding:
+        await self._do("describe")
+        return Holding(-1, ())
+
+    async def pull(self, order: PullOrder) -> Sequence[RankPulled]:
+        await self._do("pull")
+        return (RankPulled(0, 10, 0.1, self.digest),)
+
+    async def verify(self, version: int, wire_dtype: str, timeout: float) -> Mapping[int, int]:
+        await self._do("verify")
+        return {0: self.digest}
+
+    async def commit(self, version: int, timeout: float) -> None:
+        await self._do("commit")
+
+    async def sleep(self, timeout: float) -> None:
+        await self._do("sleep")
+
+    async def wake(self, timeout: float) -> None:
+        await self._do("wake")
+
+    async def release(self) -> None:
+        self.calls.append("release")
+        self.released.set()
+
+    async def _do(self, name: str) -> None:
+        self.calls.append(name)
+        if name in self.blocked:
+            await self.blocked[name].wait()
+        if name in self.failures:
+            raise self.failures[name]

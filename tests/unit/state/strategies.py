@@ -1,0 +1,85 @@
+"""Small models and layouts for property tests, and a way to fill, hold and move their state in numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from nereus_common.core.ids import TensorName
+from nereus_common.core.layout import Layout
+from nereus_common.core.transfer import Box, RankRef, TransferProgram
+from nereus_common.state.architecture import LogicalTensor, ModelShape
+from nereus_common.state.conventions import GENERATION, TRAINING, Convention
+
+Array = NDArray[np.uint32]
+Held = dict[TensorName, dict[Box, Array]]
+
+CONVENTIONS = st.sampled_from([TRAINING, GENERATION])
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelShape:
+    """Dense models of a few hundred elements per tensor; widths chosen so that tp 2, 3, 4, 6 often divide."""
+    family = draw(st.sampled_from(["llama", "mistral", "qwen2", "qwen3"]))
+    kv_heads = draw(st.sampled_from([1, 2, 3, 4, 6]))
+    config = {
+        "model_type": family,
+        "hidden_size": draw(st.integers(3, 9)),
+        "intermediate_size": draw(st.sampled_from([12, 24, 10])),
+        "num_hidden_layers": draw(st.integers(1, 5)),
+        "num_attention_heads": kv_heads * draw(st.integers(1, 3)),
+        "num_key_value_heads": kv_heads,
+        "head_dim": draw(st.integers(1, 3)),
+        "vocab_size": draw(st.integers(1, 200)),
+        "tie_word_embeddings": draw(st.booleans()),
+        "attention_bias": family == "llama" and draw(st.booleans()),
+        "mlp_bias": draw(st.booleans()),
+    }
+    return ModelShape.from_config(config)
+
+
+@st.composite
+def layouts(draw: st.DrawFn, model: ModelShape, convention: Convention) -> Layout:
+    """Any layout the convention can run, uneven splits and degrees that are no powers of two among them."""
+    pp = draw(st.integers(1, min(4, model.layers)))
+    split = None
+    if draw(st.booleans()):
+        ends = sorted(draw(st.permutations(range(1, model.layers)))[: pp - 1])
+        split = tuple(b - a for a, b in zip([0, *ends], [*ends, model.layers], strict=True))
+    fs = 1 if convention is GENERATION else draw(st.integers(1, 5))
+    return Layout(tp=draw(st.sampled_from(convention.allowed_tp(model))), pp=pp, fs=fs, split=split)
+
+
+def indexed(tensors: Mapping[TensorName, LogicalTensor]) -> dict[TensorName, Array]:
+    """Every element of every tensor filled with a number of its own, from 1."""
+    filled, first = {}, 1
+    for name, tensor in tensors.items():
+        filled[name] = np.arange(first, first + tensor.elements, dtype=np.uint32).reshape(tensor.shape)
+        first += tensor.elements
+    return filled
+
+
+def hold(state: Mapping[TensorName, Array], boxes: Mapping[TensorName, Sequence[Box]]) -> Held:
+    """What a rank with `boxes` holds of `state`."""
+    return {name: {box: state[name][box.slices].copy() for box in region} for name, region in boxes.items()}
+
+
+def run(
+    program: TransferProgram,
+    sources: Mapping[RankRef, Held],
+    target: RankRef,
+    into: Mapping[TensorName, Array],
+    count: Mapping[TensorName, Array],
+) -> None:
+    """Carry out the transfers of one target, counting how often each element arrives."""
+    for transfer in program.for_target(target):
+        outer, array = next(
+            (box, array)
+            for box, array in sources[transfer.source][transfer.tensor].items()
+            if box.contains(transfer.box)
+        )
+        into[transfer.tensor][transfer.box.slices] = array[transfer.box.relative_to(outer).slices]
+        count[transfer.tensor][transfer.box.slices] += 1
