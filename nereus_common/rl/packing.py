@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,8 +47,8 @@ class Pack:
     def segments(self) -> tuple[slice, ...]:
         """The rows of each prefix, in order; rows of different segments never see each other."""
         real = self.prefix[: self.used]
-        starts = np.flatnonzero(np.diff(real, prepend=-1))
-        return tuple(slice(int(a), int(b)) for a, b in zip(starts, [*starts[1:], len(real)], strict=True))
+        edges = [*np.flatnonzero(np.diff(real, prepend=-1)).tolist(), len(real)]
+        return tuple(slice(start, stop) for start, stop in pairwise(edges))
 
     def visible(self, segment: slice) -> NDArray[np.bool_]:
         """[S, S]: whether row i of the segment sees row j."""

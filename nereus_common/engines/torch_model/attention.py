@@ -47,7 +47,9 @@ def attend(
         causal = segment.mask is None
         parts.append(scaled_dot_product_attention(q, k, v, segment.mask, is_causal=causal, scale=scaling))
     end = segments[-1].stop if segments else 0
-    parts.append(query[:, :, end:] * 0)
+    # Zeros that still depend on all three: a pack without any segment must give every parameter a gradient, or its
+    # rank would reduce fewer tensors than the others.
+    parts.append((query[:, :, end:] + key[:, :, end:] + value[:, :, end:]) * 0)
     return torch.cat(parts, dim=2).transpose(1, 2), None
 
 

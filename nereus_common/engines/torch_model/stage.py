@@ -79,7 +79,7 @@ class StageModel(nn.Module):
         assert self.model.norm is not None and self.lm_head is not None
         rows = self.model.norm(hidden[0].index_select(0, pack.rows))
         weight = self.lm_head.weight
-        scores = token_logprobs(
+        logprobs, entropies = token_logprobs(
             rows,
             weight.to_local() if isinstance(weight, DTensor) else weight,  # type: ignore[arg-type]
             pack.targets,
@@ -87,4 +87,4 @@ class StageModel(nn.Module):
             first_row=self.first_row,
             group=self.world.tensor_group,
         )
-        return torch.stack(scores)[None]
+        return torch.stack((logprobs[None], entropies[None]), dim=1)

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from nereus_common.core.errors import DeadlineExceeded, NereusError, Unavailable
 from nereus_common.core.layout import Coordinate, Layout
@@ -80,6 +81,9 @@ def open_world(
         )
         ranks = torch.arange(size).reshape(replicas, layout.pp, layout.fs, layout.tp).transpose(0, 1)
         mesh = DeviceMesh(device_type, ranks, mesh_dim_names=DIMENSIONS)
+        for dimension in DIMENSIONS:
+            # Groups of a mesh take the library's half hour, not the default group's timeout.
+            _set_pg_timeout(wait, mesh.get_group(dimension))
     return World(layout, replicas, replica, layout.coordinate(rank), mesh, store)
 
 

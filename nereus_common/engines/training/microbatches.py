@@ -42,13 +42,13 @@ def _one_stage(model: StageModel, packs: Sequence[PackTensors], loss_of: LossOf)
         model.set_requires_gradient_sync(last)
         model.set_reshard_after_backward(last)
         scores = model(pack.ids, torch.tensor(index))
-        loss_of(index, scores).backward()
+        loss_of(index, scores).backward()  # type: ignore[no-untyped-call]
 
 
 def _pipeline(model: StageModel, packs: Sequence[PackTensors], loss_of: LossOf, dtype: torch.dtype) -> None:
     world, count = model.world, len(packs)
     rows, predictions = packs[0].ids.shape[1], len(packs[0].targets)
-    hidden = torch.empty(1, rows, model.hidden_size, dtype=dtype, device="meta")
+    hidden = torch.empty(1, rows, model.hidden_size, dtype=dtype, device="meta", requires_grad=True)
     stage = PipelineStage(
         model,
         world.place.pp,

@@ -11,10 +11,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 
 from nereus_common.core.errors import JobFailed, NotFound, StaleVersion
 from nereus_common.core.ids import TensorName
