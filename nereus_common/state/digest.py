@@ -24,8 +24,6 @@ from nereus_common.core.ids import TensorName
 from nereus_common.core.transfer import Box
 
 MASK = (1 << 64) - 1
-_BLOCK = 1 << 16
-"""Elements widened to 64 bits at a time: half a megabyte, which stays in the cache."""
 _BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 Words = NDArray[np.uint64]
@@ -103,14 +101,10 @@ def _rows(shape: tuple[int, ...], box: Box) -> Words:
 
 
 def _bilinear(matrix: NDArray[Any], row_weights: Words, column_weights: Words) -> int:
-    """Σ aᵣ b_c (x + 1), the "+ 1" apart: Σ aᵣ b_c x + (Σ aᵣ)(Σ b_c)."""
-    total = int(row_weights.sum()) * int(column_weights.sum())
-    step = max(1, _BLOCK // matrix.shape[1])
-    width = min(matrix.shape[1], _BLOCK)
-    for first in range(0, matrix.shape[0], step):
-        rows = slice(first, first + step)
-        for left in range(0, matrix.shape[1], width):
-            block = matrix[rows, left : left + width].astype(np.uint64)
-            per_row = np.einsum("ij,j->i", block, column_weights[left : left + width])
-            total += int((per_row * row_weights[rows]).sum())
-    return total & MASK
+    """Σ aᵣ b_c (x + 1), the "+ 1" apart: Σ aᵣ b_c x + (Σ aᵣ)(Σ b_c).
+
+    einsum widens narrow items in a small buffer of its own, so no 64-bit copy of the matrix is made.
+    """
+    per_row = np.einsum("ij,j->i", matrix, column_weights)
+    ones = int(row_weights.sum()) * int(column_weights.sum())
+    return (int((per_row * row_weights).sum()) + ones) & MASK
