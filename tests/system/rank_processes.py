@@ -32,7 +32,9 @@ class RankProcesses:
         else:
             os.environ["OMP_NUM_THREADS"] = before
 
-    def run(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout: float = 120) -> list[Any]:
+    def run(
+        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout: float = 120
+    ) -> list[Any]:
         """`function(*arguments[i])` in process i, all at once; the results in order. Raises the first
         error; processes that have not answered by then are lost to later runs."""
         pipes = self._pipes[: len(arguments)]

@@ -94,9 +94,7 @@ def make_batch(seed: int = 3, groups: int = 6, per_group: int = 4, masked: float
 def make_plan(layout: str, dtype: str = "float32", microbatch_tokens: int = 96, **knobs: Any) -> StagePlan:
     cut, replicas = parse_replicated(layout)
     devices = tuple(DeviceId("node0", f"cpu{index}") for index in range(cut.ranks * replicas))
-    return StagePlan(
-        cut, devices, replicas, microbatch_tokens, dtypes=Dtypes(compute=dtype), **knobs
-    )
+    return StagePlan(cut, devices, replicas, microbatch_tokens, dtypes=Dtypes(compute=dtype), **knobs)
 
 
 def rank_configs(model: Path, plan: StagePlan, options: TrainingOptions | None = None) -> list[TrainingRankConfig]:
@@ -104,7 +102,17 @@ def rank_configs(model: Path, plan: StagePlan, options: TrainingOptions | None =
     rendezvous = Rendezvous("127.0.0.1", free_port(), "test")
     chosen = options or TrainingOptions(threads=1)
     return [
-        TrainingRankConfig(f"unit{replica}", str(model), plan, replica, rank, rendezvous, chosen, transport="loopback", collective_timeout=20.0)
+        TrainingRankConfig(
+            f"unit{replica}",
+            str(model),
+            plan,
+            replica,
+            rank,
+            rendezvous,
+            chosen,
+            transport="loopback",
+            collective_timeout=20.0,
+        )
         for replica in range(plan.replicas)
         for rank in range(plan.layout.ranks)
     ]
@@ -142,14 +150,16 @@ def warm_state(model: Path) -> Whole:
     from safetensors.numpy import load_file
 
     index = model / "model.safetensors.index.json"
-    files = sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else ["model.safetensors"]
+    files = (
+        sorted(set(json.loads(index.read_text())["weight_map"].values())) if index.exists() else ["model.safetensors"]
+    )
     rng = np.random.default_rng(5)
     tensors = {name: array for file in files for name, array in load_file(model / file).items()}
     return {
         TensorName(name): (
             array,
-            rng.normal(0, 1e-2, array.shape).astype(np.float32),
-            rng.uniform(1e-5, 1e-4, array.shape).astype(np.float32),
+            rng.normal(0, 1e-3, array.shape).astype(np.float32),
+            rng.uniform(1e-6, 1e-5, array.shape).astype(np.float32),
         )
         for name, array in sorted(tensors.items())
     }
@@ -157,8 +167,8 @@ def warm_state(model: Path) -> Whole:
 
 def update(
     config: TrainingRankConfig, whole: Whole | None, columns: Mapping[str, NDArray[Any]], specs: Sequence[TrainStepSpec]
-) -> tuple[TrainStepResult, dict[TensorName, TensorState], dict[TensorName, tuple[Box, ...]]]:
-    """In a rank process: build, take the boxes of `whole` (None: load from disk), run `specs`, give the state."""
+) -> tuple[TrainStepResult | None, dict[TensorName, TensorState], dict[TensorName, tuple[Box, ...]]]:
+    """In a rank process: build, take the boxes of `whole` (None: load from disk), run `specs`, give the last result."""
     from nereus_common.engines.training.torch_native import TorchTrainingEngine
 
     engine = TorchTrainingEngine(config)
@@ -171,6 +181,7 @@ def update(
                 for name, (box,) in engine.boxes().items()
             }
             engine.load_state(cut, 0)
+        result = None
         for spec in specs:
             result = engine.train_step(spec, columns)
         return result, engine.state(), dict(engine.boxes())
