@@ -1,3 +1,4 @@
+<<<<<<< HEAD
 """A real cluster for system tests: embedded registry, five services, real engines."""
 
 from __future__ import annotations
@@ -44,3 +45,24 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterState]:
 def client(cluster: ClusterState) -> Iterator[SyncClient]:
     with SyncClient.connect(cluster.controller) as connected:
         yield connected
+=======
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.system.rank_processes import RankProcesses
+from tests.system.training_cases import import_engines
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankProcesses]:
+    """Four processes that have imported the torch engines."""
+    processes = RankProcesses(4)
+    try:
+        processes.run(import_engines, [()] * 4, timeout=240)
+        yield processes
+    finally:
+        processes.close()
+>>>>>>> train
