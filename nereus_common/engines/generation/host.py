@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 
 from nereus_common.core.errors import InvalidInput, NotFound, VerificationFailed
 from nereus_common.core.transfer import RankRef
@@ -107,7 +108,8 @@ class GenerationHost:
         """Stream pieces; closing the stream aborts the request."""
         with self._gate.admit(request.id, request.version) as version:
             pieces = Pieces(version, request.stream_interval)
-            async with aclosing(self._engine.generate(request)) as deltas:
+            fitting = self._fit(request)
+            async with aclosing(self._engine.generate(fitting)) as deltas:
                 async for delta in deltas:
                     for piece in pieces.add(delta):
                         yield piece
@@ -130,6 +132,21 @@ class GenerationHost:
             "serving": self._gate.serving,
             **self._engine.stats(),
         }
+
+    def _fit(self, request: GenerationRequest) -> GenerationRequest:
+        """The request with max_tokens cut to what the unit's length leaves; InvalidInput where that is nothing."""
+        limits = self._config.plan.generation
+        room = request.sampling.max_tokens
+        if limits is not None:
+            room = min(room, limits.max_length - len(request.prompt_token_ids))
+        if room < 1:
+            raise InvalidInput(
+                f"request {request.id} has a prompt of {len(request.prompt_token_ids)} tokens; unit {self._config.unit} "
+                f"takes {limits and limits.max_length} with the response",
+                remedy="shorten the prompt, or raise generation.max_length in the plan",
+                field="prompt_token_ids",
+            )
+        return replace(request, sampling=replace(request.sampling, max_tokens=room))
 
     def close(self) -> None:
         self._engine.close()

@@ -81,14 +81,6 @@ class VllmEngine(GenerationEngine):
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        limits = self._config.plan.generation
-        if limits is not None and len(request.prompt_token_ids) >= limits.max_length:
-            raise InvalidInput(
-                f"request {request.id} has {len(request.prompt_token_ids)} prompt tokens, "
-                f"the unit takes {limits.max_length} with the response",
-                remedy="shorten the prompt or raise generation.max_length in the plan",
-                field="prompt_token_ids",
-            )
         prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
         try:
             async with aclosing(self._llm.generate(prompt, _sampling_params(request), request.id)) as outputs:

@@ -1,0 +1,42 @@
+"""A generation host whose ranks can be told to lose part of the next load."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nereus_common.engines.generation.base import GenerationUnitConfig
+from nereus_common.engines.generation.host import GenerationHost
+from nereus_common.engines.generation.vllm_engine import VllmEngine
+from nereus_common.engines.generation.vllm_transfer import WorkerExtension
+
+
+def build(config: GenerationUnitConfig) -> VllmEngine:
+    return VllmEngine(config, extension="tests.system.bodies.generation_faults:FaultyExtension")
+
+
+class FaultyHost(GenerationHost):
+    """`lose("head")`: the packed copy of a tied head is not renewed; `lose(TEXT)`: tensors with TEXT in their name do
+    not reach the loaders; `lose("nothing")`: as it should be."""
+
+    engines = {"vllm": build}
+
+    async def lose(self, what: str) -> None:
+        assert isinstance(self._engine, VllmEngine)
+        await self._engine._call("lose", what)
+
+
+class FaultyExtension(WorkerExtension):
+    def nereus_dispatch(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        if method != "lose":
+            return WorkerExtension.nereus_dispatch(self, method, arguments)
+        (what,) = arguments
+        engine: Any = self.weight_transfer_engine
+        if what == "head":
+            engine.repack_tied_head = lambda: None
+        elif what == "nothing":
+            for name in ("repack_tied_head", "load_tensor"):
+                engine.__dict__.pop(name, None)
+        else:
+            load = engine.load_tensor
+            engine.load_tensor = lambda tensor, staging: None if what in tensor else load(tensor, staging)
+        return None
