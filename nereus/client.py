@@ -19,7 +19,7 @@ from nereus.cluster.state import ClusterFolder
 from nereus.events import JobEvent
 from nereus.models import with_local_models
 from nereus.spec import JobSpec
-from nereus.spec_file import load_spec, spec_from_dict
+from nereus.spec_file import load_spec
 from nereus.types import ClusterStatus, Job
 from nereus.v1 import jobs_pb2 as pb
 from nereus.v1.jobs_pb2_grpc import JobServiceStub
@@ -141,7 +141,7 @@ class Client:
             case Path() | str():
                 spec = load_spec(job)
             case _:
-                spec = spec_from_dict(job)
+                spec = JobSpec.from_dict(job)
         return with_local_models(spec, self._models)
 
     async def _call(

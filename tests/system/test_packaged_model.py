@@ -12,7 +12,7 @@ import pytest
 from safetensors import safe_open
 
 from nereus.models import materialise, with_local_models
-from nereus.spec_file import spec_from_dict
+from nereus.spec import JobSpec
 from nereus_common.core.errors import InvalidInput, NotFound
 from nereus_common.engines.convert import PackagedModel, gguf_file
 from nereus_common.engines.tokenizer import ChatTokenizer
@@ -48,7 +48,7 @@ def test_it_is_converted_once_and_nothing_else_is_left(folder: Path, models: Pat
 
 
 def test_a_job_that_names_the_package_gets_the_folder(folder: Path, models: Path) -> None:
-    spec = spec_from_dict({"model": "demo:smollm2", "prompts": {"task": "gcd"}, "rewards": ["exact_answer"]})
+    spec = JobSpec.from_dict({"model": "demo:smollm2", "prompts": {"task": "gcd"}, "rewards": ["exact_answer"]})
     assert with_local_models(spec, models).models["actor"].path == str(folder)
 
 

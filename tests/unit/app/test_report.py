@@ -40,7 +40,9 @@ def event(kind: str, **payload: Any) -> JobEvent:
 
 
 def evaluation(when: str, mode: str, mean: float) -> JobEvent:
-    return event("evaluation", when=when, mode=mode, mean=mean, low=round(mean - 0.05, 2), high=round(mean + 0.05, 2), n=200)
+    return event(
+        "evaluation", when=when, mode=mode, mean=mean, low=round(mean - 0.05, 2), high=round(mean + 0.05, 2), n=200
+    )
 
 
 EVENTS = [
