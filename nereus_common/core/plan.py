@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from nereus_common.core.errors import InvalidPlan
 from nereus_common.core.ids import DeviceId, ModelStage, Stage
@@ -86,6 +86,10 @@ class StagePlan:
             raise InvalidPlan(f"{self} names a device twice", remedy="one rank per device", field="devices")
         if self.microbatch_tokens < 1:
             raise InvalidPlan("microbatch_tokens is below 1", remedy="give a token budget", field="microbatch_tokens")
+        if self.accumulation is not None and self.accumulation < 1:
+            raise InvalidPlan(
+                "accumulation is below 1", remedy="leave it out to let the batch decide", field="accumulation"
+            )
 
     def unit_devices(self, replica: int) -> tuple[DeviceId, ...]:
         """The devices of one unit, in rank order."""
@@ -134,6 +138,8 @@ class Plan:
                 )
 
     def _check_sharing(self) -> None:
+        for name in (name for group in self.colocated for name in group if name not in self.names):
+            raise InvalidPlan(f"colocated names {name}, which the plan lacks", remedy="remove it", field="colocated")
         together = {frozenset((a, b)) for group in self.colocated for a in group for b in group if a != b}
         for index, (first, one) in enumerate(self.stages):
             for second, other in self.stages[index + 1 :]:
@@ -197,7 +203,11 @@ def _stage_to_dict(stage: StagePlan) -> dict[str, Any]:
 
 
 def plan_from_json(text: str) -> Plan:
-    return plan_from_dict(json.loads(text))
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as wrong:
+        raise InvalidPlan(f"the plan is not JSON: {wrong}", field="plan") from wrong
+    return plan_from_dict(data)
 
 
 def plan_from_dict(data: Mapping[str, Any]) -> Plan:
@@ -205,9 +215,16 @@ def plan_from_dict(data: Mapping[str, Any]) -> Plan:
     _check_keys(data, {"stages", "colocated", "staleness"}, "plan")
     if "stages" not in data:
         raise InvalidPlan("plan.stages is missing", remedy="map model-stages to their layout and devices")
-    stages = tuple((ModelStage.parse(name), _stage_from_dict(name, value)) for name, value in data["stages"].items())
-    groups = tuple(tuple(ModelStage.parse(name) for name in group) for group in data.get("colocated", ()))
-    return Plan(stages, groups, data.get("staleness"))
+    entries = _typed(data["stages"], Mapping, "plan.stages")
+    stages = tuple((ModelStage.parse(name), _stage_from_dict(name, value)) for name, value in entries.items())
+    groups = tuple(
+        tuple(
+            ModelStage.parse(_typed(name, str, "plan.colocated")) for name in _typed(group, Sequence, "plan.colocated")
+        )
+        for group in _typed(data.get("colocated", ()), Sequence, "plan.colocated")
+    )
+    staleness = data.get("staleness")
+    return Plan(stages, groups, None if staleness is None else _typed(staleness, int, "plan.staleness"))
 
 
 _STAGE_KEYS = {"layout", "devices", "microbatch_tokens", "accumulation", "recompute", "dtypes", "idle", "generation"}
@@ -216,30 +233,59 @@ _STAGE_KEYS = {"layout", "devices", "microbatch_tokens", "accumulation", "recomp
 def _stage_from_dict(name: str, data: Mapping[str, Any]) -> StagePlan:
     where = f"plan.stages.{name}"
     _check_keys(data, _STAGE_KEYS, where)
-    try:
-        layout, replicas = parse_replicated(data["layout"])
-        optional: dict[str, Any] = {k: data[k] for k in ("microbatch_tokens", "accumulation") if k in data}
-        if "recompute" in data:
-            optional["recompute"] = Recompute(data["recompute"])
-        if "idle" in data:
-            optional["idle"] = Residency(data["idle"])
-        if data.get("dtypes") is not None:
-            _check_keys(data["dtypes"], {"master", "compute", "kv"}, f"{where}.dtypes")
-            optional["dtypes"] = Dtypes(**data["dtypes"])
-        if data.get("generation") is not None:
-            known = {limit.name for limit in dataclasses.fields(GenerationLimits)}
-            _check_keys(data["generation"], known, f"{where}.generation")
-            optional["generation"] = GenerationLimits(**data["generation"])
-        devices = tuple(DeviceId.parse(device) for device in data["devices"])
-    except KeyError as missing:
-        raise InvalidPlan(f"{where}.{missing.args[0]} is missing", field=f"{where}.{missing.args[0]}") from missing
-    except (TypeError, ValueError) as wrong:
-        raise InvalidPlan(f"{where}: {wrong}", field=where) from wrong
+    for key in ("layout", "devices"):
+        if key not in data:
+            raise InvalidPlan(f"{where}.{key} is missing", field=f"{where}.{key}")
+    layout, replicas = parse_replicated(_typed(data["layout"], str, f"{where}.layout"))
+    devices = tuple(
+        DeviceId.parse(_typed(device, str, f"{where}.devices"))
+        for device in _typed(data["devices"], Sequence, f"{where}.devices")
+    )
+    optional: dict[str, Any] = {}
+    for key in ("microbatch_tokens", "accumulation"):
+        if data.get(key) is not None:
+            optional[key] = _typed(data[key], int, f"{where}.{key}")
+    if "recompute" in data:
+        optional["recompute"] = _choice(Recompute, data["recompute"], f"{where}.recompute")
+    if "idle" in data:
+        optional["idle"] = _choice(Residency, data["idle"], f"{where}.idle")
+    if data.get("dtypes") is not None:
+        optional["dtypes"] = _record(Dtypes, data["dtypes"], f"{where}.dtypes")
+    if data.get("generation") is not None:
+        optional["generation"] = _record(GenerationLimits, data["generation"], f"{where}.generation")
     return StagePlan(layout, devices, replicas, **optional)
 
 
+_Record = TypeVar("_Record", Dtypes, GenerationLimits)
+_Choice = TypeVar("_Choice", Recompute, Residency)
+
+
+def _record(kind: type[_Record], data: Any, where: str) -> _Record:
+    """A flat dataclass from its fields, each of the type of its default."""
+    defaults = dataclasses.asdict(kind())
+    _check_keys(data, defaults, where)
+    return kind(**{key: _typed(value, type(defaults[key]), f"{where}.{key}") for key, value in data.items()})
+
+
+def _choice(kind: type[_Choice], value: Any, where: str) -> _Choice:
+    if value not in list(kind):
+        raise InvalidPlan(f"{where} is {value!r}", remedy=f"one of {', '.join(kind)}", field=where)
+    return kind(value)
+
+
+def _typed(value: Any, kind: type[Any], where: str) -> Any:
+    """`value` when it is a `kind`; bool is no number, str no list."""
+    confused = (kind is int and isinstance(value, bool)) or (kind is Sequence and isinstance(value, str))
+    if confused or not isinstance(value, kind):
+        raise InvalidPlan(f"{where} is {value!r}", remedy=f"it must be {_KINDS[kind]}", field=where)
+    return value
+
+
+_KINDS = {Mapping: "a table", Sequence: "a list", str: "a string", int: "a whole number", bool: "true or false"}
+
+
 def _check_keys(data: Mapping[str, Any], known: Iterable[str], where: str) -> None:
-    for key in data:
+    for key in _typed(data, Mapping, where):
         if key not in known:
             raise InvalidPlan(
                 f"{where}.{key} is unknown", remedy=f"known: {', '.join(sorted(known))}", field=f"{where}.{key}"

@@ -146,8 +146,11 @@ def vllm_layers(layout: Layout, layers: int) -> tuple[int, ...]:
 
 
 def _unfit_for_vllm(model: ModelShape) -> str:
+    """Models that vLLM would serve wrongly; its loaders say nothing about the second kind."""
     if model.model_type == "qwen3" and model.output_bias:
         return "config.attention_bias is true: vLLM's qwen3 has no bias on o_proj"
+    if model.model_type == "qwen2" and model.query_heads * model.head_dim != model.hidden:
+        return f"config.head_dim is {model.head_dim}: vLLM's qwen2 takes hidden_size / num_attention_heads instead"
     return ""
 
 

@@ -21,7 +21,7 @@ def die_with(parent: int) -> None:
 
 
 def main() -> int:
-    descriptor, parent = map(int, sys.argv[1:])
+    descriptor, parent = map(int, sys.argv[1:3])  # the name that follows is for whoever reads the process list
     die_with(parent)
     faulthandler.enable()
     from nereus_common.workers.serving import serve  # after the guard: imports take a while

@@ -34,7 +34,7 @@ class ChildProcess:
         with theirs, log_path.open("ab") as log:
             self._log_start = log.tell()
             self._popen = subprocess.Popen(
-                [sys.executable, "-m", "nereus_common.workers.child", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", "nereus_common.workers.child", str(theirs.fileno()), str(os.getpid()), name],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -39,7 +39,12 @@ class TrainingServicer(TrainingServiceServicer):
         columns = await columns_from_chunks(_chunks(request_iterator))
         async with self._units.working(UnitId(header.unit_id), header.epoch) as entry:
             unit = cast("TrainingUnit", entry.host)
-            result = await unit.train(_step_from_pb(header), columns, time_left(context, LIMIT))
+            result = await unit.train(
+                _step_from_pb(header),
+                columns,
+                pin_timeout=header.pin_timeout_seconds,
+                timeout=time_left(context, LIMIT),
+            )
         return pb.TrainStepResponse(
             version=result.version,
             metrics=dict(result.metrics),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,7 @@ class TrainingUnit:
 
     async def load(self, version: int, timeout: float) -> None:
         await self._workers.call_each("load", version, timeout=timeout)
+        await self._workers.call_each("publish", version, timeout, timeout=timeout)
         self._version = version
 
     async def describe(self, timeout: float) -> Holding:
@@ -80,9 +82,12 @@ class TrainingUnit:
         await self._workers.stop()
 
     async def train(
-        self, update: TrainStepSpec, columns: Mapping[str, NDArray[Any]], timeout: float
+        self, update: TrainStepSpec, columns: Mapping[str, NDArray[Any]], *, pin_timeout: float, timeout: float
     ) -> TrainStepResult:
-        """One update on all ranks. The same step again returns the first result."""
+        """One update on all ranks, then the new version is offered. The same step again returns the first result.
+
+        Pulls of the old version may go on for `pin_timeout` seconds; then they are revoked.
+        """
         if self._last is not None and self._last[0] == update.step:
             return self._last[1]
         if update.step != self._version:
@@ -91,11 +96,13 @@ class TrainingUnit:
                 unit=self._spec.unit,
             )
         results: list[TrainStepResult] = await self._workers.call_each("train_step", update, columns, timeout=timeout)
+        started = time.monotonic()
+        await self._workers.call_each("publish", results[0].version, pin_timeout, timeout=timeout)
         slowest = max(results, key=lambda one: sum(one.seconds.values()))
         result = TrainStepResult(
             version=results[0].version,
             metrics=results[0].metrics,
-            seconds=slowest.seconds,
+            seconds={**slowest.seconds, "publish": time.monotonic() - started},
             peak_memory_bytes=max(one.peak_memory_bytes for one in results),
         )
         self._version = result.version

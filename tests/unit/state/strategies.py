@@ -25,14 +25,15 @@ def models(draw: st.DrawFn) -> ModelShape:
     """Dense models of a few hundred elements per tensor; widths chosen so that tp 2, 3, 4, 6 often divide."""
     family = draw(st.sampled_from(["llama", "mistral", "qwen2", "qwen3"]))
     kv_heads = draw(st.sampled_from([1, 2, 3, 4, 6]))
+    heads, head_dim = kv_heads * draw(st.integers(1, 3)), draw(st.integers(1, 3))
     config = {
         "model_type": family,
-        "hidden_size": draw(st.integers(3, 9)),
+        "hidden_size": heads * head_dim if family == "qwen2" else draw(st.integers(3, 9)),
         "intermediate_size": draw(st.sampled_from([12, 24, 10])),
         "num_hidden_layers": draw(st.integers(1, 5)),
-        "num_attention_heads": kv_heads * draw(st.integers(1, 3)),
+        "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
-        "head_dim": draw(st.integers(1, 3)),
+        "head_dim": head_dim,
         "vocab_size": draw(st.integers(1, 200)),
         "tie_word_embeddings": draw(st.booleans()),
         "attention_bias": family == "llama" and draw(st.booleans()),

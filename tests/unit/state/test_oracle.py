@@ -240,8 +240,10 @@ def test_a_layout_that_cannot_run_is_refused_with_field_value_and_remedy(
     assert type(caught.value) is kind
 
 
-def test_a_bias_that_the_serving_engine_does_not_have_is_refused_there() -> None:
-    model = tiny(model_type="qwen3", qkv_bias=True, output_bias=True, qk_norm=True)
-    with pytest.raises(UnsupportedByEngine, match="o_proj"):
-        shard_boxes(model, Layout(), 0, GENERATION)
-    assert shard_boxes(model, Layout(), 0, TRAINING)
+def test_a_model_that_the_serving_engine_would_compute_wrongly_is_refused_there() -> None:
+    biased = tiny(model_type="qwen3", qkv_bias=True, output_bias=True, qk_norm=True)
+    wide = tiny(model_type="qwen2", head_dim=4)  # 12 heads × 4, hidden 16
+    for model, word in ((biased, "o_proj"), (wide, "head_dim is 4")):
+        with pytest.raises(UnsupportedByEngine, match=word):
+            shard_boxes(model, Layout(), 0, GENERATION)
+        assert shard_boxes(model, Layout(), 0, TRAINING)

@@ -30,7 +30,7 @@ def unit(name: str, model: ModelShape, layout: Layout, convention: Convention) -
     return {RankRef(name, rank): boxes for rank, boxes in enumerate(unit_boxes(model, layout, convention))}
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.data(), models(), CONVENTIONS, CONVENTIONS, st.integers(1, 3), st.sampled_from([4, 64, 1 << 28]))
 def test_a_reshard_delivers_exactly_what_is_lacking_each_element_once(
     data: st.DataObject, model: ModelShape, one: Convention, other: Convention, replicas: int, bucket: int
@@ -79,7 +79,7 @@ def check_buckets(transfers: tuple, limit: int) -> None:
     assert all(0 < used <= limit for used in fill.values())
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.data(), models())
 def test_optimizer_state_reshards_like_parameters_and_counters_reach_every_rank(
     data: st.DataObject, model: ModelShape
@@ -113,6 +113,7 @@ def test_a_rank_that_already_holds_everything_receives_nothing(
     assert compile_program(ranks, {}, held=ranks, wire_dtype="bfloat16").transfers == ()
 
 
+@settings(max_examples=25)
 @given(st.data(), models(), st.randoms(use_true_random=False))
 def test_the_program_does_not_depend_on_the_order_of_listing(
     data: st.DataObject, model: ModelShape, source_of_disorder: random.Random

@@ -1,0 +1,145 @@
+"""The body of a generation unit's worker process: one engine, its gate, and the versions it serves.
+
+`nereus_common.workers` builds it on the main thread and runs the async methods in its event loop.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+
+from nereus_common.core.errors import InvalidInput, NotFound, VerificationFailed
+from nereus_common.engines.generation.base import (
+    GenerationEngine,
+    GenerationRequest,
+    GenerationUnitConfig,
+    Piece,
+    RankDigest,
+    RankHolding,
+    RankPull,
+    WeightOrder,
+)
+from nereus_common.engines.generation.gate import Gate
+from nereus_common.engines.generation.pieces import Pieces
+from nereus_common.engines.generation.support import check_plan
+
+
+def _vllm(config: GenerationUnitConfig) -> GenerationEngine:
+    from nereus_common.engines.generation.vllm_engine import VllmEngine
+
+    return VllmEngine(config)
+
+
+def _transformers(config: GenerationUnitConfig) -> GenerationEngine:
+    from nereus_common.engines.generation.transformers_engine import TransformersEngine
+
+    return TransformersEngine(config)
+
+
+ENGINES: Mapping[str, Callable[[GenerationUnitConfig], GenerationEngine]] = {
+    "vllm": _vllm,
+    "transformers": _transformers,
+}
+
+
+class GenerationHost:
+    """`describe`, `pull`, `apply_and_verify` and `commit` may be repeated for the same version: the answer stays."""
+
+    engines = ENGINES
+
+    def __init__(self, config: GenerationUnitConfig) -> None:
+        check_plan(config.engine, model_config(config), config.plan)
+        self._config = config
+        self._engine = self.engines[config.engine](config)
+        self._gate = Gate(config.unit)
+        self._pulled: tuple[int, tuple[RankPull, ...]] | None = None
+        self._verified: tuple[int, tuple[RankDigest, ...]] | None = None
+
+    async def describe(self) -> tuple[RankHolding, ...]:
+        return await self._engine.describe()
+
+    async def pull(self, order: WeightOrder) -> tuple[RankPull, ...]:
+        """Fill staging with a version; whatever is served goes on being served."""
+        if self._pulled is None or self._pulled[0] != order.version:
+            self._pulled = None
+            self._pulled = (order.version, await self._engine.pull(order))
+        return self._pulled[1]
+
+    async def apply_and_verify(self, version: int, timeout: float) -> tuple[RankDigest, ...]:
+        """Wait for the requests in flight, apply what was pulled, and tell what every rank then computes with.
+
+        Nothing is served from here until `commit`. VerificationFailed: nor after it.
+        """
+        if self._verified is not None and self._verified[0] == version and self._gate.applied == version:
+            return self._verified[1]
+        if self._pulled is None or self._pulled[0] != version:
+            raise InvalidInput(f"unit {self._config.unit} has not pulled version {version}", field="version")
+        async with self._gate.applying(version, timeout):
+            pulled, self._pulled = self._pulled[1], None
+            digests = await self._engine.install(version, timeout=timeout)
+            _compare(self._config.unit, version, pulled, digests)
+        self._verified = (version, digests)
+        return digests
+
+    async def commit(self, version: int) -> None:
+        """Serve the version."""
+        self._gate.commit(version)
+
+    async def version(self) -> int:
+        """The version served, -1 when none is."""
+        return self._gate.serving
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece]:
+        """Stream pieces; closing the stream aborts the request."""
+        with self._gate.admit(request.id, request.version) as version:
+            pieces = Pieces(version, request.stream_interval)
+            async with aclosing(self._engine.generate(request)) as deltas:
+                async for delta in deltas:
+                    for piece in pieces.add(delta):
+                        yield piece
+
+    async def abort(self, request_id: str) -> None:
+        await self._engine.abort(request_id)
+
+    async def sleep(self) -> None:
+        self._gate.sleep()
+        await self._engine.sleep()
+
+    async def wake(self) -> None:
+        await self._engine.wake()
+        self._gate.wake()
+
+    async def stats(self) -> Mapping[str, int]:
+        return {
+            "active": self._gate.active,
+            "applied": self._gate.applied,
+            "serving": self._gate.serving,
+            **self._engine.stats(),
+        }
+
+    def close(self) -> None:
+        self._engine.close()
+
+
+def model_config(config: GenerationUnitConfig) -> Mapping[str, object]:
+    """The model folder's Hugging Face configuration; NotFound names the file that is missing."""
+    path = config.model_path / "config.json"
+    if not path.is_file():
+        raise NotFound(
+            f"unit {config.unit}: {path} does not exist", remedy="give a Hugging Face model folder", path=path
+        )
+    loaded: Mapping[str, object] = json.loads(path.read_text())
+    return loaded
+
+
+def _compare(unit: str, version: int, pulled: tuple[RankPull, ...], read: tuple[RankDigest, ...]) -> None:
+    for staged, served in zip(pulled, read, strict=True):
+        if staged.digest != served.digest:
+            raise VerificationFailed(
+                f"rank {served.rank} of unit {unit} was given version {version} with digest {staged.digest:016x} and "
+                f"computes with {served.digest:016x}",
+                remedy="release the unit and prepare another",
+                rank=served.rank,
+                version=version,
+            )

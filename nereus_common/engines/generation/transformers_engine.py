@@ -1,0 +1,156 @@
+"""Hugging Face modules in one process, behind the same interface: for tests that cannot afford an engine start.
+
+Requests run one after another, the samples of one request in lock-step over one KV cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any
+
+import torch
+
+from nereus_common.core.errors import IllegalTransition, VerificationFailed
+from nereus_common.core.ids import TensorName
+from nereus_common.core.transfer import Box, RankRef
+from nereus_common.engines.generation import readback
+from nereus_common.engines.generation.base import (
+    Delta,
+    Finish,
+    GenerationEngine,
+    GenerationRequest,
+    GenerationUnitConfig,
+    RankDigest,
+    RankHolding,
+    RankPull,
+    WeightOrder,
+)
+from nereus_common.engines.generation.movers import open_transport
+from nereus_common.engines.generation.sampling import sample
+from nereus_common.engines.generation.staging import Staging, check_cover
+from nereus_common.state.digest import combine, digest_box
+from nereus_common.transport import PullRequest
+
+
+class TransformersEngine(GenerationEngine):
+    def __init__(self, config: GenerationUnitConfig) -> None:
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        self._config = config
+        self._dtype: torch.dtype = getattr(torch, config.plan.dtypes.compute)
+        self._model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.model_path))
+        self._model.to(self._dtype).eval()
+        self._parameters = {TensorName(name): tensor for name, tensor in self._model.named_parameters()}
+        self._boxes = {name: (Box.whole(tuple(tensor.shape)),) for name, tensor in self._parameters.items()}
+        self._shapes = {name: tuple(tensor.shape) for name, tensor in self._parameters.items()}
+        self._generator = torch.Generator().manual_seed(config.seed + config.replica)
+        self._transport = open_transport(config.transport, RankRef(config.unit, 0))
+        self._staging: Staging | None = None
+        self._aborted: set[str] = set()
+        self._turn = asyncio.Lock()
+
+    async def describe(self) -> tuple[RankHolding, ...]:
+        return (RankHolding(0, self._transport.address, self._boxes),)
+
+    async def pull(self, order: WeightOrder) -> tuple[RankPull, ...]:
+        offered = itertools.groupby(sorted(order.items[0], key=lambda item: item.tensor), key=lambda item: item.tensor)
+        check_cover(self._boxes, {tensor: tuple(item.box for item in items) for tensor, items in offered})
+        self._staging = None
+        return (await asyncio.to_thread(self._pull, order),)
+
+    async def install(self, version: int, *, timeout: float) -> tuple[RankDigest, ...]:
+        staging, self._staging = self._staging, None
+        if staging is None or staging.version != version:
+            raise IllegalTransition(f"version {version} is not staged", remedy="pull it first")
+        with torch.no_grad():
+            for tensor, parameter in self._parameters.items():
+                for box, array in staging.boxes(tensor):
+                    parameter[box.slices] = torch.from_numpy(array).view(self._dtype)
+        digests = {name: self._read(name) for name in self._parameters}
+        wrong = [name for name, digest in digests.items() if digest != staging.digest(name)]
+        if wrong:
+            raise VerificationFailed(f"version {version} did not reach {wrong[0]}", tensors=",".join(wrong))
+        return (RankDigest(0, combine(digests.values())),)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
+        async with self._turn:
+            state = _Decoding(self._model, request, self._generator)
+            try:
+                while state.growing:
+                    if request.id in self._aborted:
+                        for index in state.growing:
+                            yield Delta(index, (), (), Finish.ABORT)
+                        return
+                    for delta in await asyncio.to_thread(state.step):
+                        yield delta
+            finally:
+                self._aborted.discard(request.id)
+
+    async def abort(self, request_id: str) -> None:
+        self._aborted.add(request_id)
+
+    async def sleep(self) -> None:
+        return
+
+    async def wake(self) -> None:
+        return
+
+    def stats(self) -> Mapping[str, int]:
+        return {"pid.engine": os.getpid(), "cached_tokens": 0}
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _pull(self, order: WeightOrder) -> RankPull:
+        started = time.monotonic()
+        staging = Staging(order.version, order.wire_dtype, self._shapes, self._boxes)
+        request = PullRequest(order.version, order.items[0], staging.item_bytes, order.deadline, order.transition)
+        report = self._transport.pull(request, staging.fill)
+        staging.check_finite()
+        self._staging = staging
+        digest = combine(staging.digest(tensor) for tensor in staging.tensors())
+        return RankPull(0, report.bytes, time.monotonic() - started, digest)
+
+    def _read(self, tensor: TensorName) -> int:
+        (box,) = self._boxes[tensor]
+        return digest_box(tensor, self._shapes[tensor], box, readback.bits(self._parameters[tensor], self._dtype))
+
+
+class _Decoding:
+    """One request under way. `growing`: indexes of the samples that have not ended; their rows, in that order."""
+
+    def __init__(self, model: Any, request: GenerationRequest, generator: torch.Generator) -> None:
+        self._model = model
+        self._request = request
+        self._generator = generator
+        self._cache: Any = None
+        self._input = torch.tensor([request.prompt_token_ids] * request.samples)
+        self._count = 0
+        self.growing = list(range(request.samples))
+
+    @torch.inference_mode()
+    def step(self) -> list[Delta]:
+        """Sample one token of every growing sample."""
+        output = self._model(self._input, past_key_values=self._cache, use_cache=True, logits_to_keep=1)
+        self._cache = output.past_key_values
+        tokens, logprobs = sample(output.logits[:, -1], self._request.sampling, self._generator)
+        self._count += 1
+        deltas = [
+            Delta(index, (token,), (logprob,), self._finish(token))
+            for index, token, logprob in zip(self.growing, tokens.tolist(), logprobs.tolist(), strict=True)
+        ]
+        kept = [row for row, delta in enumerate(deltas) if delta.finish is None]
+        if kept and len(kept) < len(self.growing):
+            self._cache.batch_select_indices(torch.tensor(kept))
+        self._input = tokens[kept, None]
+        self.growing = [self.growing[row] for row in kept]
+        return deltas
+
+    def _finish(self, token: int) -> Finish | None:
+        if token in self._request.sampling.stop_token_ids:
+            return Finish.STOP
+        return Finish.LENGTH if self._count == self._request.sampling.max_tokens else None

@@ -1,0 +1,117 @@
+"""An inference unit: one worker process per rank; units of a model-stage know nothing of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nereus_common.core.errors import IllegalTransition, ProcessLost
+from nereus_common.engines import options as engine_options
+from nereus_common.engines.inference.base import InferenceOptions, InferenceRankConfig
+from nereus_common.stages.base import Holding, PullOrder, RankHolding, RankPulled, UnitSpec
+from nereus_common.stages.worker_set import WorkerSet
+from nereus_common.state.dtypes import item_bytes
+from nereus_common.transport.base import PullItem, PullRequest
+from nereus_common.workers import WorkerSpec
+
+BODY = "nereus_common.engines.inference.worker:InferenceWorker"
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceSettings:
+    """`log_dir`: where the processes of units write. `transport`: "ucx", or "loopback" inside one process."""
+
+    log_dir: Path
+    transport: str = "ucx"
+
+
+class InferenceUnit:
+    """UnitHost over one process per rank. `on_lost` hears of a process that ended unasked."""
+
+    def __init__(self, spec: UnitSpec, settings: InferenceSettings, on_lost: Callable[[ProcessLost], None]) -> None:
+        self._spec = spec
+        self._devices = spec.plan.unit_devices(spec.replica)
+        self._workers = WorkerSet([_worker(spec, rank, settings) for rank in range(len(self._devices))], on_lost)
+
+    @property
+    def pids(self) -> Sequence[int]:
+        return self._workers.pids
+
+    async def prepare(self, timeout: float) -> None:
+        await self._workers.start(timeout)
+
+    async def load(self, version: int, timeout: float) -> None:
+        await self._workers.call_each("load", version, timeout=timeout)
+
+    async def describe(self, timeout: float) -> Holding:
+        found = await self._workers.call_each("describe", timeout=timeout)
+        return Holding(
+            found[0].version,
+            tuple(
+                RankHolding(rank, str(self._devices[rank]), one.address, one.boxes) for rank, one in enumerate(found)
+            ),
+        )
+
+    async def pull(self, order: PullOrder) -> Sequence[RankPulled]:
+        requests = [
+            PullRequest(
+                version=order.version,
+                items=tuple(
+                    PullItem(move.tensor, move.box, move.source, order.addresses[move.source])
+                    for move in order.transfers
+                    if move.target.rank == rank
+                ),
+                item_bytes=item_bytes(order.wire_dtype),
+                deadline=order.timeout,
+                transition=order.transition,
+                wire_dtype=order.wire_dtype,
+            )
+            for rank in range(len(self._devices))
+        ]
+        pulled = await self._workers.call_all("pull", [(request,) for request in requests], order.timeout)
+        return [RankPulled(one.rank, one.bytes, one.seconds, one.digest) for one in pulled]
+
+    async def verify(self, version: int, wire_dtype: str, timeout: float) -> Mapping[int, int]:
+        await self._workers.call_each("apply", version, timeout=timeout)
+        return dict(enumerate(await self._workers.call_each("verify", version, wire_dtype, timeout=timeout)))
+
+    async def commit(self, version: int, timeout: float) -> None:
+        """What was applied is what scores; nothing is left to switch."""
+
+    async def sleep(self, timeout: float) -> None:
+        raise IllegalTransition(f"unit {self._spec.unit}: inference units stay on their devices", unit=self._spec.unit)
+
+    async def wake(self, timeout: float) -> None:
+        raise IllegalTransition(f"unit {self._spec.unit}: inference units stay on their devices", unit=self._spec.unit)
+
+    async def release(self) -> None:
+        await self._workers.stop()
+
+    async def score(
+        self, columns: Mapping[str, NDArray[Any]], temperature: float, timeout: float
+    ) -> NDArray[np.float32]:
+        """[R] log-probs of the batch's response tokens; every rank returns the same."""
+        scored: list[NDArray[np.float32]] = await self._workers.call_each(
+            "score", columns, temperature, timeout=timeout
+        )
+        return scored[0]
+
+
+def _worker(spec: UnitSpec, rank: int, settings: InferenceSettings) -> WorkerSpec:
+    meeting = spec.rendezvous
+    config = InferenceRankConfig(
+        unit=spec.unit,
+        model_path=spec.model_path,
+        stage=spec.plan,
+        rank=rank,
+        rendezvous=engine_options.Rendezvous(meeting.host, meeting.port, meeting.prefix),
+        options=engine_options.parse_options(InferenceOptions, spec.options),
+        transport=settings.transport,
+    )
+    name = f"{spec.unit}.{rank}"
+    return WorkerSpec(name, BODY, config, settings.log_dir / f"{name}.log")
