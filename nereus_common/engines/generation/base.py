@@ -106,13 +106,17 @@ class RankHolding:
 
 @dataclass(frozen=True, slots=True)
 class WeightOrder:
-    """One version to pull: per rank, the boxes and their sources. `deadline`: seconds for the whole pull."""
+    """One version to pull: per rank, the boxes and their sources. `deadline`: seconds for the whole pull.
+
+    With `folder` the boxes are read from that model folder instead, and the items' sources mean nothing.
+    """
 
     version: int
     items: tuple[tuple[PullItem, ...], ...]
     wire_dtype: str
     deadline: float
     transition: str
+    folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,11 @@ class RankDigest:
 
 @dataclass(frozen=True)
 class GenerationUnitConfig:
-    """All a host process needs to build its engine. `replica` picks the unit's devices from `plan`."""
+    """All a host process needs to build its engine.
+
+    `replica` picks the unit's devices from `plan`; `seed` is the unit's own, as
+    replicas that share one would sample alike.
+    """
 
     unit: str
     model_path: Path

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 
 from nereus_common.core.errors import InvalidInput, NotFound, VerificationFailed
+from nereus_common.core.transfer import RankRef
 from nereus_common.engines.generation.base import (
     GenerationEngine,
     GenerationRequest,
@@ -23,6 +24,7 @@ from nereus_common.engines.generation.base import (
 from nereus_common.engines.generation.gate import Gate
 from nereus_common.engines.generation.pieces import Pieces
 from nereus_common.engines.generation.support import check_plan
+from nereus_common.transport import PullItem
 
 
 def _vllm(config: GenerationUnitConfig) -> GenerationEngine:
@@ -65,6 +67,17 @@ class GenerationHost:
             self._pulled = None
             self._pulled = (order.version, await self._engine.pull(order))
         return self._pulled[1]
+
+    async def load(self, version: int, timeout: float) -> tuple[RankDigest, ...]:
+        """Fill from the model folder, each rank reading its own slices, and verify."""
+        nobody = RankRef(self._config.unit, 0)
+        items = tuple(
+            tuple(PullItem(tensor, box, nobody, b"") for tensor, boxes in rank.boxes.items() for box in boxes)
+            for rank in await self.describe()
+        )
+        dtype = self._config.plan.dtypes.compute
+        await self.pull(WeightOrder(version, items, dtype, timeout, f"load-{version}", self._config.model_path))
+        return await self.apply_and_verify(version, timeout)
 
     async def apply_and_verify(self, version: int, timeout: float) -> tuple[RankDigest, ...]:
         """Wait for the requests in flight, apply what was pulled, and tell what every rank then computes with.

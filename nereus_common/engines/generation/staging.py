@@ -6,12 +6,16 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from nereus_common.core.errors import VerificationFailed
 from nereus_common.core.ids import TensorName
 from nereus_common.core.transfer import Box
+from nereus_common.engines.generation.base import RankPull, WeightOrder
+from nereus_common.engines.generation.folder import read_boxes
 from nereus_common.state.digest import combine, digest_box
+from nereus_common.transport import PullRequest, Transport
 
 Shapes = Mapping[TensorName, tuple[int, ...]]
 Boxes = Mapping[TensorName, tuple[Box, ...]]
@@ -23,8 +27,8 @@ _WORD = {"bfloat16": np.uint16, "float16": np.uint16, "float32": np.uint32}
 class Staging:
     """Room for one rank's boxes of one version, as bit patterns of `wire_dtype`.
 
-    `fill` is the transport's sink: pieces of the boxes arrive in any order. The caller checks `planned` coverage
-    first (`check_cover`), and `check` after the last piece.
+    `fill` is the transport's sink: pieces of the boxes arrive in any order. That they cover them is checked before
+    (`check_cover`).
     """
 
     def __init__(self, version: int, wire_dtype: str, shapes: Shapes, boxes: Boxes) -> None:
@@ -55,21 +59,12 @@ class Staging:
         """The boxes of a tensor with their bits."""
         return self._held[tensor]
 
-    def digest(self, tensor: TensorName) -> int:
-        return combine(digest_box(tensor, self.shapes[tensor], box, array) for box, array in self._held[tensor])
-
-    def check_finite(self) -> None:
-        """VerificationFailed names the first tensor with an infinity or a NaN."""
-        mask = self._word.type(_EXPONENT[self.wire_dtype])
-        for tensor, held in self._held.items():
-            for box, array in held:
-                if ((array & mask) == mask).any():
-                    raise VerificationFailed(
-                        f"version {self.version}: {tensor}{box} holds values that are not finite",
-                        remedy="look at the training step that made it",
-                        tensor=tensor,
-                        version=self.version,
-                    )
+    def digests(self) -> dict[TensorName, int]:
+        """Of every tensor's staged boxes together."""
+        return {
+            tensor: combine(digest_box(tensor, self.shapes[tensor], box, array) for box, array in held)
+            for tensor, held in self._held.items()
+        }
 
     def shown_bits(self, tensor: TensorName, box: Box, read: NDArray[Any]) -> NDArray[Any]:
         """`read`, a matrix seen through a product with the identity, with what a product cannot show put back.
@@ -102,3 +97,17 @@ def check_cover(wanted: Boxes, offered: Mapping[TensorName, tuple[Box, ...]]) ->
                 remedy="compile the transfer program from the boxes this unit describes",
                 tensor=tensor,
             )
+
+
+def stage(staging: Staging, order: WeightOrder, rank: int, transport: Transport) -> RankPull:
+    """Pull what `order` has for `rank` into `staging`; raises what the transport or the folder raises."""
+    items = order.items[rank]
+    if order.folder is not None:
+        moved, seconds = read_boxes(order.folder, items, getattr(torch, order.wire_dtype), staging.fill)
+    else:
+        request = PullRequest(
+            order.version, items, staging.item_bytes, order.deadline, order.transition, order.wire_dtype
+        )
+        report = transport.pull(request, staging.fill)
+        moved, seconds = report.moved_bytes, report.seconds
+    return RankPull(rank, moved, seconds, combine(staging.digests().values()))

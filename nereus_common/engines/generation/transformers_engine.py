@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import time
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 
 from nereus_common.core.errors import IllegalTransition, VerificationFailed
 from nereus_common.core.ids import TensorName
-from nereus_common.core.transfer import Box, RankRef
+from nereus_common.core.transfer import Box
 from nereus_common.engines.generation import readback
 from nereus_common.engines.generation.base import (
     Delta,
@@ -29,11 +28,10 @@ from nereus_common.engines.generation.base import (
     RankPull,
     WeightOrder,
 )
-from nereus_common.engines.generation.movers import open_transport
 from nereus_common.engines.generation.sampling import sample
-from nereus_common.engines.generation.staging import Staging, check_cover
+from nereus_common.engines.generation.staging import Staging, check_cover, stage
 from nereus_common.state.digest import combine, digest_box
-from nereus_common.transport import PullRequest
+from nereus_common.transport import open_transport
 
 
 class TransformersEngine(GenerationEngine):
@@ -47,8 +45,8 @@ class TransformersEngine(GenerationEngine):
         self._parameters = {TensorName(name): tensor for name, tensor in self._model.named_parameters()}
         self._boxes = {name: (Box.whole(tuple(tensor.shape)),) for name, tensor in self._parameters.items()}
         self._shapes = {name: tuple(tensor.shape) for name, tensor in self._parameters.items()}
-        self._generator = torch.Generator().manual_seed(config.seed + config.replica)
-        self._transport = open_transport(config.transport, RankRef(config.unit, 0))
+        self._generator = torch.Generator().manual_seed(config.seed)
+        self._transport = open_transport(config.transport)
         self._staging: Staging | None = None
         self._aborted: set[str] = set()
         self._turn = asyncio.Lock()
@@ -71,7 +69,8 @@ class TransformersEngine(GenerationEngine):
                 for box, array in staging.boxes(tensor):
                     parameter[box.slices] = torch.from_numpy(array).view(self._dtype)
         digests = {name: self._read(name) for name in self._parameters}
-        wrong = [name for name, digest in digests.items() if digest != staging.digest(name)]
+        expected = staging.digests()
+        wrong = [name for name, digest in digests.items() if digest != expected[name]]
         if wrong:
             raise VerificationFailed(f"version {version} did not reach {wrong[0]}", tensors=",".join(wrong))
         return (RankDigest(0, combine(digests.values())),)
@@ -106,14 +105,10 @@ class TransformersEngine(GenerationEngine):
         self._transport.close()
 
     def _pull(self, order: WeightOrder) -> RankPull:
-        started = time.monotonic()
         staging = Staging(order.version, order.wire_dtype, self._shapes, self._boxes)
-        request = PullRequest(order.version, order.items[0], staging.item_bytes, order.deadline, order.transition)
-        report = self._transport.pull(request, staging.fill)
-        staging.check_finite()
+        report = stage(staging, order, 0, self._transport)
         self._staging = staging
-        digest = combine(staging.digest(tensor) for tensor in staging.tensors())
-        return RankPull(0, report.bytes, time.monotonic() - started, digest)
+        return report
 
     def _read(self, tensor: TensorName) -> int:
         (box,) = self._boxes[tensor]

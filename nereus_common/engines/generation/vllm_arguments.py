@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ def engine_arguments(config: GenerationUnitConfig, extension: str = EXTENSION) -
         "enforce_eager": not limits.graphs,
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",
-        "seed": config.seed + config.replica,
+        "seed": config.seed,
         "disable_log_stats": True,
         "worker_extension_cls": extension.replace(":", "."),
         "weight_transfer_config": {"backend": TRANSFER_ENGINE},
@@ -65,7 +65,7 @@ def environment(config: GenerationUnitConfig, scratch: Path) -> dict[str, str]:
     } | _devices(config)
 
 
-def _devices(config: GenerationUnitConfig) -> Mapping[str, str]:
+def _devices(config: GenerationUnitConfig) -> dict[str, str]:
     devices = config.plan.unit_devices(config.replica)
     slots = [_slot(device) for device in devices]
     kinds = {kind for kind, _ in slots}

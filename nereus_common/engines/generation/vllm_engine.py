@@ -127,7 +127,7 @@ class VllmEngine(GenerationEngine):
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
 
         if not self._initialised:
-            info = {"unit": self._config.unit, "transport": self._config.transport}
+            info = {"transport": self._config.transport}
             await self._llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
             self._initialised = True
 

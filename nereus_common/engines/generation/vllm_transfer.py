@@ -8,7 +8,6 @@ engine without weights.
 from __future__ import annotations
 
 import pickle
-import time
 from collections import defaultdict
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,28 +24,26 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from nereus_common.core.errors import IllegalTransition, NereusError, VerificationFailed
 from nereus_common.core.ids import TensorName
-from nereus_common.core.transfer import Box, RankRef
+from nereus_common.core.transfer import Box
 from nereus_common.engines.generation import readback
 from nereus_common.engines.generation.base import RankDigest, RankHolding, RankPull, WeightOrder
 from nereus_common.engines.generation.installed import WEIGHTS, Surface, surfaces
-from nereus_common.engines.generation.movers import open_transport
-from nereus_common.engines.generation.staging import Staging, check_cover
+from nereus_common.engines.generation.staging import Staging, check_cover, stage
 from nereus_common.state.digest import combine, digest_box
-from nereus_common.transport import PullRequest, Transport
+from nereus_common.transport import Transport, open_transport
 
 
 @dataclass
-class InitInfo(WeightTransferInitInfo):
-    unit: str
+class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
     transport: str
 
 
 @dataclass
-class UpdateInfo(WeightTransferUpdateInfo):
+class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     version: int
 
 
-class NereusTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
+class NereusTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ignore[misc]
     """Registered with vLLM as `nereus`; one per rank."""
 
     init_info_cls = InitInfo
@@ -62,7 +59,7 @@ class NereusTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         self.dtype = self.model_config.dtype
         self._surfaces = surfaces(self.model)
         self._shapes, self._boxes = _needed(self._surfaces)
-        self._transport = open_transport(init_info.transport, RankRef(init_info.unit, self.rank))
+        self._transport = open_transport(init_info.transport)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="pull")
         self._pulling: Future[RankPull] | None = None
         self._staging: Staging | None = None
@@ -145,12 +142,12 @@ class NereusTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
                 shown = read if surface.exact else staging.shown_bits(part.tensor, part.box, read)
                 digest = digest_box(part.tensor, part.shape, part.box, shown)
                 found[surface.copy, part.tensor].append(digest)
-        expected = {tensor: staging.digest(tensor) for tensor in staging.tensors()}
+        expected = staging.digests()
         wrong = [f"{tensor} ({copy})" for (copy, tensor), parts in found.items() if combine(parts) != expected[tensor]]
         if wrong:
+            more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
             raise VerificationFailed(
-                f"rank {self.rank} was given version {version} and computes with something else in {', '.join(wrong[:4])}"
-                + (f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""),
+                f"rank {self.rank} was given version {version}, computes with other {', '.join(wrong[:4])}{more}",
                 remedy="the unit must not serve; release it and prepare another",
                 rank=self.rank,
                 version=version,
@@ -174,16 +171,10 @@ class NereusTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
             self._transport.close()
 
     def _pull(self, order: WeightOrder) -> RankPull:
-        started = time.monotonic()
         staging = Staging(order.version, order.wire_dtype, self._shapes, self._boxes)
-        request = PullRequest(
-            order.version, order.items[self.rank], staging.item_bytes, order.deadline, order.transition
-        )
-        report = self._open.pull(request, staging.fill)
-        staging.check_finite()
-        digest = combine(staging.digest(tensor) for tensor in staging.tensors())
+        report = stage(staging, order, self.rank, self._open)
         self._staging = staging
-        return RankPull(self.rank, report.bytes, time.monotonic() - started, digest)
+        return report
 
 
 class WorkerExtension:
@@ -213,7 +204,7 @@ class WorkerExtension:
                 raise IllegalTransition(f"a rank has no method {method}")
 
     def _install(self: Any, version: int) -> RankDigest:
-        engine = self.weight_transfer_engine
+        engine: NereusTransferEngine = self.weight_transfer_engine
         engine.staged(version)
         self.start_weight_update()
         self.update_weights({"version": version})
