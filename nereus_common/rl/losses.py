@@ -111,7 +111,7 @@ def _reference(tokens: TokenBatch) -> Tensor:
         raise InvalidInput(
             "loss.kl_beta is set and the batch has no reference log-probs",
             remedy="score the batch with the reference model, or set kl_beta to 0",
-            field="reference_logprobs",
+            field="reference",
         )
     return tokens.reference
 

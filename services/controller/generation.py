@@ -79,8 +79,8 @@ class GenerationPool:
         except TimeoutError:
             missing = [prompt.position for prompt, group in zip(prompts, groups, strict=True) if group is None]
             raise DeadlineExceeded(
-                f"{self._stage.name}: {len(missing)} of {len(prompts)} groups were not whole after {self._timeout:g} s, "
-                f"the one at position {missing[0]} among them",
+                f"{self._stage.name}: {len(missing)} of {len(prompts)} groups, the one at position {missing[0]} among "
+                f"them, were not whole after {self._timeout:g} s",
                 remedy="raise deadlines.generate, or ask for fewer or shorter responses",
             ) from None
         return [group for group in groups if group is not None]

@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 """A real cluster for system tests: embedded registry, five services, real engines."""
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from nereus.cluster.down import down
 from nereus.cluster.state import ClusterFolder, ClusterState
 from nereus.cluster.up import up
 from nereus.sync import SyncClient
+from tests.system.rank_processes import RankProcesses
+from tests.system.training_cases import import_engines
 from tests.tiny_models import save_tiny_model
 
 DEVICES = 6
@@ -45,15 +46,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterState]:
 def client(cluster: ClusterState) -> Iterator[SyncClient]:
     with SyncClient.connect(cluster.controller) as connected:
         yield connected
-=======
-from __future__ import annotations
-
-from collections.abc import Iterator
-
-import pytest
-
-from tests.system.rank_processes import RankProcesses
-from tests.system.training_cases import import_engines
 
 
 @pytest.fixture(scope="session")
@@ -65,4 +57,3 @@ def ranks() -> Iterator[RankProcesses]:
         yield processes
     finally:
         processes.close()
->>>>>>> train

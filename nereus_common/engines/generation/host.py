@@ -141,7 +141,7 @@ class GenerationHost:
             room = min(room, limits.max_length - len(request.prompt_token_ids))
         if room < 1:
             raise InvalidInput(
-                f"request {request.id} has a prompt of {len(request.prompt_token_ids)} tokens; unit {self._config.unit} "
+                f"request {request.id} has a prompt of {len(request.prompt_token_ids)} tokens; {self._config.unit} "
                 f"takes {limits and limits.max_length} with the response",
                 remedy="shorten the prompt, or raise generation.max_length in the plan",
                 field="prompt_token_ids",

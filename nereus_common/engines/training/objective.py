@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nereus_common.core.errors import InvalidInput
@@ -17,21 +16,19 @@ from nereus_common.engines.training.base import Columns
 from nereus_common.rl.losses import MEANS, Loss, TokenBatch
 from nereus_common.rl.rollouts import RolloutBatch
 
-EXTRA_COLUMNS = ("proximal_logprobs", "reference_logprobs")
 
-
-def split_columns(columns: Columns) -> tuple[RolloutBatch, dict[str, NDArray[np.float32]]]:
-    """The rollout batch and the optional per-token columns [R] beside it; InvalidInput names a bad column."""
-    batch = RolloutBatch.from_columns({k: v for k, v in columns.items() if k not in EXTRA_COLUMNS})
-    extra = {name: columns[name] for name in EXTRA_COLUMNS if name in columns}
-    for name, values in (*extra.items(), ("advantages", batch.advantages), ("logprobs", batch.logprobs)):
-        if values.shape != batch.mask.shape or not np.isfinite(values[batch.mask]).all():
+def read_columns(columns: Columns) -> RolloutBatch:
+    """The rollout batch; InvalidInput names a column without a finite value for every token of the loss."""
+    batch = RolloutBatch.from_columns(columns)
+    optional = {name: getattr(batch, name) for name in ("proximal", "reference") if len(getattr(batch, name))}
+    for name, values in {"advantages": batch.advantages, "logprobs": batch.logprobs, **optional}.items():
+        if not np.isfinite(values[batch.mask]).all():
             raise InvalidInput(
-                f"rollout column {name} lacks a finite value for every unmasked token",
+                f"rollout column {name} lacks a finite value for some unmasked token",
                 remedy="compute it before the update, or mask the token",
                 field=name,
             )
-    return batch, extra
+    return batch
 
 
 class Objective:
@@ -41,7 +38,6 @@ class Objective:
         self,
         loss: Loss,
         batch: RolloutBatch,
-        extra: Columns,
         packs: Sequence[PackTensors],
         global_tokens: int,
         device: torch.device,
@@ -51,8 +47,10 @@ class Objective:
             "weight": torch.as_tensor(batch.mask).float(),
             "advantages": torch.as_tensor(batch.advantages),
             "behaviour": torch.as_tensor(batch.logprobs),
-            **{name.removesuffix("_logprobs"): torch.as_tensor(values) for name, values in extra.items()},
         }
+        for name in ("proximal", "reference"):
+            if len(getattr(batch, name)):
+                self._columns[name] = torch.as_tensor(getattr(batch, name))
         self._sums = dict.fromkeys((*MEANS, "tokens"), 0.0)
         self._gap_max = 0.0
 

@@ -34,7 +34,7 @@ from nereus_common.engines.training.base import (
 )
 from nereus_common.engines.training.gradients import clip, collect_gradients, global_norm
 from nereus_common.engines.training.microbatches import accumulate_gradients
-from nereus_common.engines.training.objective import Objective, split_columns
+from nereus_common.engines.training.objective import Objective, read_columns
 from nereus_common.engines.training.optimizer import ShardOptimizer
 from nereus_common.rl.losses import make_loss
 from nereus_common.rl.packing import common_shape, pack_for_ranks
@@ -90,7 +90,7 @@ class TorchTrainingEngine:
         if self._version != spec.step:
             raise StaleVersion(f"{self._who} holds version {self._version}, the step starts from {spec.step}")
         loss = make_loss(spec.loss)
-        batch, extra = split_columns(columns)
+        batch = read_columns(columns)
         self._model.zero_grad(set_to_none=True)
         reset_peak(self._device)
         seconds: dict[str, float] = {}
@@ -98,7 +98,7 @@ class TorchTrainingEngine:
             with _timed(seconds, "pack"):
                 packs = self._packs(batch)
                 self._model.temperature = spec.temperature
-                objective = Objective(loss, batch, extra, packs, spec.global_tokens, self._device)
+                objective = Objective(loss, batch, packs, spec.global_tokens, self._device)
             with _timed(seconds, "forward_backward"):
                 accumulate_gradients(self._model, packs, objective, self._compute)
             with _timed(seconds, "optimizer"):
