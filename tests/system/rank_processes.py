@@ -7,6 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -49,11 +50,11 @@ class RankProcesses:
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 results[pipes.index(pipe)] = pipe.recv()
-                if isinstance(results[pipes.index(pipe)], BaseException):
+                if isinstance(results[pipes.index(pipe)], _Raised):
                     end = min(end, time.monotonic() + 5)
-        failures = [outcome for outcome in results.values() if isinstance(outcome, BaseException)]
+        failures = [outcome for outcome in results.values() if isinstance(outcome, _Raised)]
         if failures:
-            raise failures[0]
+            raise failures[0].error
         if len(results) < len(pipes):
             raise TimeoutError(f"ranks {sorted(set(range(len(pipes))) - results.keys())} gave no answer")
         return [results[index] for index in range(len(pipes))]
@@ -68,6 +69,11 @@ class RankProcesses:
                 process.join()
 
 
+@dataclass(frozen=True)
+class _Raised:
+    error: Exception
+
+
 def _serve(pipe: Connection) -> None:
     while True:
         try:
@@ -78,4 +84,4 @@ def _serve(pipe: Connection) -> None:
             pipe.send(function(*arguments))
         except Exception as error:
             error.add_note(traceback.format_exc())
-            pipe.send(error)
+            pipe.send(_Raised(error))
