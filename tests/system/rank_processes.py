@@ -34,11 +34,11 @@ class RankProcesses:
             os.environ["OMP_NUM_THREADS"] = before
 
     def run(
-        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout: float = 120
+        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout: float = 120, first: int = 0
     ) -> list[Any]:
-        """`function(*arguments[i])` in process i, all at once; the results in order. Raises the first
+        """`function(*arguments[i])` in process first + i, all at once; the results in order. Raises the first
         error; processes that have not answered by then are lost to later runs."""
-        pipes = self._pipes[: len(arguments)]
+        pipes = self._pipes[first : first + len(arguments)]
         for pipe, given in zip(pipes, arguments, strict=True):
             pipe.send((function, given))
         results: dict[int, Any] = {}
