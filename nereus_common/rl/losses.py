@@ -8,7 +8,7 @@ batch is cut. Nothing here divides by a local count.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,7 +68,17 @@ class Grpo:
         if self.tis_cap is not None and self.tis_cap <= 0:
             raise InvalidInput(f"loss.tis_cap is {self.tis_cap}", remedy="above 0, or null", field="loss.tis_cap")
 
+    def check_columns(self, names: Collection[str]) -> None:
+        """InvalidInput when the loss needs a column that is not among `names`."""
+        if self.kl_beta and "reference" not in names:
+            raise InvalidInput(
+                "loss.kl_beta is set and the batch has no reference log-probs",
+                remedy="score the batch with the reference model, or set kl_beta to 0",
+                field="reference",
+            )
+
     def __call__(self, tokens: TokenBatch, global_tokens: int) -> LossSums:
+        """`global_tokens`: unmasked tokens of the whole batch."""
         real = tokens.weight > 0
         current = tokens.logprobs.detach()
         proximal = current if tokens.proximal is None else _where(real, tokens.proximal)
@@ -80,7 +90,9 @@ class Grpo:
             per_token = per_token * torch.exp(proximal - behaviour).clamp(max=self.tis_cap)
         reference_kl = torch.zeros_like(current)
         if self.kl_beta:
-            divergence = _k3(tokens.logprobs, _where(real, _reference(tokens), current))
+            self.check_columns({"reference"} if tokens.reference is not None else ())
+            assert tokens.reference is not None
+            divergence = _k3(tokens.logprobs, _where(real, tokens.reference, current))
             per_token, reference_kl = per_token + self.kl_beta * divergence, divergence.detach()
         weighted = (per_token * tokens.weight).sum()
         gap = (current - behaviour).abs() * tokens.weight
@@ -105,18 +117,6 @@ def _k3(sampled_under: Tensor, other: Tensor) -> Tensor:
     log_ratio = other - sampled_under
     return torch.exp(log_ratio) - 1 - log_ratio
 
-
-def _reference(tokens: TokenBatch) -> Tensor:
-    if tokens.reference is None:
-        raise InvalidInput(
-            "loss.kl_beta is set and the batch has no reference log-probs",
-            remedy="score the batch with the reference model, or set kl_beta to 0",
-            field="reference",
-        )
-    return tokens.reference
-
-
-Loss = Callable[[TokenBatch, int], LossSums]
 
 LOSSES: dict[str, type[Grpo]] = {"grpo": Grpo}
 

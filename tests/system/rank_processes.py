@@ -7,6 +7,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -33,11 +34,11 @@ class RankProcesses:
             os.environ["OMP_NUM_THREADS"] = before
 
     def run(
-        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout: float = 120
+        self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout: float = 120, first: int = 0
     ) -> list[Any]:
-        """`function(*arguments[i])` in process i, all at once; the results in order. Raises the first
+        """`function(*arguments[i])` in process first + i, all at once; the results in order. Raises the first
         error; processes that have not answered by then are lost to later runs."""
-        pipes = self._pipes[: len(arguments)]
+        pipes = self._pipes[first : first + len(arguments)]
         for pipe, given in zip(pipes, arguments, strict=True):
             pipe.send((function, given))
         results: dict[int, Any] = {}
@@ -49,11 +50,11 @@ class RankProcesses:
             for pipe in ready:
                 assert isinstance(pipe, Connection)
                 results[pipes.index(pipe)] = pipe.recv()
-                if isinstance(results[pipes.index(pipe)], BaseException):
+                if isinstance(results[pipes.index(pipe)], _Raised):
                     end = min(end, time.monotonic() + 5)
-        failures = [outcome for outcome in results.values() if isinstance(outcome, BaseException)]
+        failures = [outcome for outcome in results.values() if isinstance(outcome, _Raised)]
         if failures:
-            raise failures[0]
+            raise failures[0].error
         if len(results) < len(pipes):
             raise TimeoutError(f"ranks {sorted(set(range(len(pipes))) - results.keys())} gave no answer")
         return [results[index] for index in range(len(pipes))]
@@ -68,6 +69,11 @@ class RankProcesses:
                 process.join()
 
 
+@dataclass(frozen=True)
+class _Raised:
+    error: Exception
+
+
 def _serve(pipe: Connection) -> None:
     while True:
         try:
@@ -78,4 +84,4 @@ def _serve(pipe: Connection) -> None:
             pipe.send(function(*arguments))
         except Exception as error:
             error.add_note(traceback.format_exc())
-            pipe.send(error)
+            pipe.send(_Raised(error))

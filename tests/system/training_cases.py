@@ -97,7 +97,9 @@ def make_plan(layout: str, dtype: str = "float32", microbatch_tokens: int = 96, 
     return StagePlan(cut, devices, replicas, microbatch_tokens, dtypes=Dtypes(compute=dtype), **knobs)
 
 
-def rank_configs(model: Path, plan: StagePlan, options: TrainingOptions | None = None) -> list[TrainingRankConfig]:
+def rank_configs(
+    model: Path, plan: StagePlan, options: TrainingOptions | None = None, transport: str = "loopback"
+) -> list[TrainingRankConfig]:
     """All ranks of all replicas, in world order, on a free port."""
     rendezvous = Rendezvous("127.0.0.1", free_port(), "test")
     chosen = options or TrainingOptions(threads=1)
@@ -110,7 +112,7 @@ def rank_configs(model: Path, plan: StagePlan, options: TrainingOptions | None =
             rank,
             rendezvous,
             chosen,
-            transport="loopback",
+            transport=transport,
             collective_timeout=20.0,
         )
         for replica in range(plan.replicas)

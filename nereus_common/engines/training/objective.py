@@ -13,7 +13,7 @@ from nereus_common.core.errors import InvalidInput
 from nereus_common.engines.torch_model.packs import PackTensors
 from nereus_common.engines.torch_model.world import World
 from nereus_common.engines.training.base import Columns
-from nereus_common.rl.losses import MEANS, Loss, TokenBatch
+from nereus_common.rl.losses import MEANS, Grpo, TokenBatch
 from nereus_common.rl.rollouts import RolloutBatch
 
 
@@ -36,7 +36,7 @@ class Objective:
 
     def __init__(
         self,
-        loss: Loss,
+        loss: Grpo,
         batch: RolloutBatch,
         packs: Sequence[PackTensors],
         global_tokens: int,

@@ -91,6 +91,7 @@ class TorchTrainingEngine:
             raise StaleVersion(f"{self._who} holds version {self._version}, the step starts from {spec.step}")
         loss = make_loss(spec.loss)
         batch = read_columns(columns)
+        loss.check_columns({name for name, column in batch.columns().items() if len(column)})
         self._model.zero_grad(set_to_none=True)
         reset_peak(self._device)
         seconds: dict[str, float] = {}
