@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
 from typing import Any, cast
@@ -119,7 +118,7 @@ async def test_a_stop_token_ends_its_sample_and_is_its_last_token(unit: Unit, re
 
 async def test_an_aborted_request_ends_its_stream_and_frees_the_unit(unit: Unit, reference: Reference) -> None:
     request = GenerationRequest("aborted", PROMPT, Sampling(180), samples=2, stream_interval=1)
-    ends = []
+    ends: list[Finish | None] = []
     async with aclosing(cast("Any", unit.worker.stream("generate", request, timeout=CALL_SECONDS))) as stream:
         async for piece in stream:
             if not ends:
@@ -134,17 +133,13 @@ async def test_closing_a_stream_aborts_its_request(unit: Unit, reference: Refere
     request = GenerationRequest("closed", PROMPT, Sampling(180), stream_interval=1)
     async with aclosing(cast("Any", unit.worker.stream("generate", request, timeout=CALL_SECONDS))) as stream:
         await anext(stream)
-    ends = time.monotonic() + 20
-    while (await unit.call("stats"))["active"]:
-        assert time.monotonic() < ends
-        await asyncio.sleep(0.05)
+    await _until_active(unit, 0)
 
 
 async def test_weights_wait_for_the_request_in_flight(unit: Unit, reference: Reference) -> None:
     request = GenerationRequest("in flight", PROMPT, Sampling(60), stream_interval=1)
     running = asyncio.create_task(unit.pieces(request))
-    while not (await unit.call("stats"))["active"]:
-        await asyncio.sleep(0.01)
+    await _until_active(unit, 1)
     old = reference.version
     reference.scale(0.9)
     await unit.sync(reference)
@@ -193,3 +188,11 @@ async def test_a_unit_fills_itself_from_the_model_folder(unit: Unit, reference: 
     await unit.call("commit", 1000)
     ((tokens, _),) = await unit.samples(GenerationRequest("loaded", PROMPT, GREEDY))
     assert tokens == fresh.greedy(PROMPT, 12)
+
+
+async def _until_active(unit: Unit, count: int) -> None:
+    for _ in range(400):
+        if (await unit.call("stats"))["active"] == count:
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail(f"never {count} requests in flight")

@@ -73,7 +73,7 @@ async def test_a_rank_that_keeps_something_old_is_found_out_and_never_serves(fau
     for lost, named in [
         ("layers.1.self_attn.o_proj", "model.layers.1.self_attn.o_proj.weight (weights)"),
         ("layers.0.mlp", "model.layers.0.mlp.gate_proj.weight (weights)"),
-        ("layers.0.self_attn.k_proj", "model.layers.0.self_attn.q_proj.weight"),
+        ("layers.0.self_attn.k_proj", "model.layers.0.self_attn.k_proj.weight (weights)"),
         ("norm", "model.layers.0.input_layernorm.weight (weights)"),
         ("head", "model.embed_tokens.weight (packed output head)"),
         ("embed_tokens", "model.embed_tokens.weight (weights)"),

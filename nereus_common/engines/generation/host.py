@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
+from typing import ClassVar
 
 from nereus_common.core.errors import InvalidInput, NotFound, VerificationFailed
 from nereus_common.core.transfer import RankRef
@@ -49,7 +50,7 @@ ENGINES: Mapping[str, Callable[[GenerationUnitConfig], GenerationEngine]] = {
 class GenerationHost:
     """`describe`, `pull`, `apply_and_verify` and `commit` may be repeated for the same version: the answer stays."""
 
-    engines = ENGINES
+    engines: ClassVar[Mapping[str, Callable[[GenerationUnitConfig], GenerationEngine]]] = ENGINES
 
     def __init__(self, config: GenerationUnitConfig) -> None:
         check_plan(config.engine, model_config(config), config.plan)
@@ -141,8 +142,8 @@ class GenerationHost:
             room = min(room, limits.max_length - len(request.prompt_token_ids))
         if room < 1:
             raise InvalidInput(
-                f"request {request.id} has a prompt of {len(request.prompt_token_ids)} tokens; {self._config.unit} "
-                f"takes {limits and limits.max_length} with the response",
+                f"request {request.id} has a prompt of {len(request.prompt_token_ids)} tokens; "
+                f"unit {self._config.unit} takes {limits and limits.max_length} with the response",
                 remedy="shorten the prompt, or raise generation.max_length in the plan",
                 field="prompt_token_ids",
             )

@@ -52,7 +52,7 @@ class VllmEngine(GenerationEngine):
 
         self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(config, extension)))
         self._pids = _engine_processes()
-        self._watch = Watch(config.unit, self._pids)
+        self._watch = Watch(config.unit, self._pids, self._scratch)
         self._initialised = False
         self._cached_tokens = 0
 

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import select
+import shutil
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 
-_log = logging.getLogger(__name__)
 _SETTLE_SECONDS = 0.5
 """For what the dying process and its peers have to say to reach the log first."""
 
 
 class Watch:
-    """A thread waiting on `pids` (name → process id) by pidfd; ends this process with status 1 when one is gone."""
+    """A thread waiting on `pids` (name → process id) by pidfd; ends this process with status 1 when one is gone.
 
-    def __init__(self, unit: str, pids: Mapping[str, int]) -> None:
+    `scratch` is removed first.
+    """
+
+    def __init__(self, unit: str, pids: Mapping[str, int], scratch: Path) -> None:
         self._unit = unit
+        self._scratch = scratch
         self._names = {os.pidfd_open(pid): f"{name} (pid {pid})" for name, pid in pids.items()}
         self._stop_read, self._stop_write = os.pipe()
         self._thread = threading.Thread(target=self._wait, name="watch", daemon=True)
@@ -37,11 +41,8 @@ class Watch:
         ready = [descriptor for descriptor, _ in poll.poll()]
         if self._stop_read in ready:
             return
-        gone = ", ".join(self._names[descriptor] for descriptor in ready)
-        self._thread_exit(gone)
-
-    def _thread_exit(self, gone: str) -> None:
         threading.Event().wait(_SETTLE_SECONDS)
-        _log.error("unit %s: engine process %s ended unasked; the engine cannot go on", self._unit, gone)
+        gone = ", ".join(self._names[descriptor] for descriptor in ready)
         os.write(2, f"unit {self._unit}: engine process {gone} ended unasked; the engine cannot go on\n".encode())
+        shutil.rmtree(self._scratch, ignore_errors=True)
         os._exit(1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from nereus_common.engines.generation.base import GenerationUnitConfig
 from nereus_common.engines.generation.host import GenerationHost
@@ -18,7 +18,7 @@ class FaultyHost(GenerationHost):
     """`lose("head")`: the packed copy of a tied head is not renewed; `lose(TEXT)`: tensors with TEXT in their name do
     not reach the loaders; `lose("nothing")`: as it should be."""
 
-    engines = {"vllm": build}
+    engines: ClassVar = {"vllm": build}
 
     async def lose(self, what: str) -> None:
         assert isinstance(self._engine, VllmEngine)
