@@ -1,4 +1,4 @@
-"""The transport beside `ucx_perftest`: same machine, same transports, same chunk size, 1 GiB of distinct memory each side.
+"""The transport beside `ucx_perftest`: same machine, transports and chunk size, 1 GiB of distinct memory each side.
 
 Peer and limit: `ucx_perftest -t tag_bw`, which moves the same bytes with no pieces, no pins, no digests and no Python.
 It is run twice: with messages of one chunk, whose single buffer stays in the cache, and with one message of 1 GiB,
@@ -67,7 +67,7 @@ def _pull(reach: Reach, role: Role) -> float:
         pulling = Role(BYTES, settings, address, repeat=REPEAT, strided=role.strided, land=role.land)
         with Probe(pulling) as puller:
             answers = [puller.answer() for _ in range(REPEAT)]
-    return statistics.median(answer["bytes"] / answer["seconds"] / 1e9 for answer in answers[1:])
+    return statistics.median(float(answer["bytes"] / answer["seconds"]) / 1e9 for answer in answers[1:])
 
 
 def _perftest(reach: Reach, message: int, times: int) -> float:

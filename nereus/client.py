@@ -19,7 +19,7 @@ from nereus.cluster.state import ClusterFolder
 from nereus.events import JobEvent
 from nereus.models import with_local_models
 from nereus.spec import JobSpec
-from nereus.spec_file import load_spec, spec_from_dict
+from nereus.spec_file import load_spec
 from nereus.types import ClusterStatus, Job
 from nereus.v1 import jobs_pb2 as pb
 from nereus.v1.jobs_pb2_grpc import JobServiceStub
@@ -33,6 +33,8 @@ REMEDY = "is it running? `nereus up` starts a cluster here, `nereus status` show
 
 WATCH_SECONDS = 600.0
 """After which a watch is opened anew, where it stopped: no call is without a deadline."""
+CANCEL_SECONDS = 300.0
+"""For a cancelled job to give its devices back."""
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
@@ -101,9 +103,8 @@ class Client:
 
     async def cancel(self, job_id: str) -> Job:
         """Stop a job; return it when it has ended and its devices are free."""
-        return job_from_pb(
-            (await self._call(self._stub.CancelJob, pb.CancelJobRequest(job_id=job_id), "CancelJob")).job
-        )
+        request = pb.CancelJobRequest(job_id=job_id)
+        return job_from_pb((await self._call(self._stub.CancelJob, request, "CancelJob", CANCEL_SECONDS)).job)
 
     async def cluster_status(self) -> ClusterStatus:
         return cluster_from_pb(
@@ -141,14 +142,18 @@ class Client:
             case Path() | str():
                 spec = load_spec(job)
             case _:
-                spec = spec_from_dict(job)
+                spec = JobSpec.from_dict(job)
         return with_local_models(spec, self._models)
 
     async def _call(
-        self, method: grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT], request: RequestT, name: str
+        self,
+        method: grpc.aio.UnaryUnaryMultiCallable[RequestT, ResponseT],
+        request: RequestT,
+        name: str,
+        timeout: float | None = None,
     ) -> ResponseT:
         with self._calling(name):
-            return await method(request)
+            return await method(request, timeout=timeout)
 
     @contextmanager
     def _calling(self, name: str) -> Iterator[None]:

@@ -5,13 +5,15 @@ Loading from files and the wording of errors are in `nereus.spec_file`; what the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
-from nereus_common.core.errors import NereusError
+from nereus.spec_errors import refusal
+from nereus_common.core.errors import InvalidInput, NereusError
 from nereus_common.core.ids import ModelStage, Stage, check_name
 from nereus_common.core.plan import Plan, plan_from_dict
 
@@ -281,10 +283,23 @@ class JobSpec(Section):
         return self.model_dump_json()
 
     @classmethod
-    def from_json(cls, text: str) -> JobSpec:
-        from nereus.spec_file import spec_from_json
+    def from_dict(cls, data: Any, origin: str = "job") -> Self:
+        """Validate; InvalidInput names `origin` and every field that is wrong."""
+        if not isinstance(data, Mapping):
+            raise InvalidInput(f"{origin} holds no job but {type(data).__name__}", remedy="write field: value lines")
+        try:
+            return cls.model_validate(data)
+        except ValidationError as wrong:
+            raise refusal(cls, wrong, origin) from wrong
 
-        return spec_from_json(text)
+    @classmethod
+    def from_json(cls, text: str, origin: str = "job") -> Self:
+        """The inverse of `to_json`, with the errors of `from_dict`."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as wrong:
+            raise InvalidInput(f"{origin} is not JSON: {wrong}", field="spec_json") from wrong
+        return cls.from_dict(data, origin)
 
 
 def _as_value_error(check: Any, *arguments: Any) -> Any:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import difflib
 from typing import Any, get_args
 
-from pydantic import BaseModel, Tag
+from pydantic import BaseModel, Tag, ValidationError
 
-from nereus.spec import JobSpec
+from nereus_common.core.errors import InvalidInput
 
 
-def explain(error: Any) -> tuple[str, str]:
+def refusal(root: type[BaseModel], wrong: ValidationError, origin: str) -> InvalidInput:
+    """What is wrong with a `root` that came from `origin`: a line for each field; `details["field"]` is the first."""
+    lines = [_explain(root, error) for error in wrong.errors(include_url=False)]
+    text = "\n".join(f"{origin}: {field}{said}" for field, said in lines)
+    return InvalidInput(text, field=lines[0][0] or "job")
+
+
+def _explain(root: type[BaseModel], error: Any) -> tuple[str, str]:
     """One of pydantic's error dicts as (dotted field, what is wrong with it)."""
-    path, known = _walk(error["loc"])
+    path, known = _walk(root, error["loc"])
     field = ".".join(path)
     if error["type"] == "extra_forbidden":
         close = difflib.get_close_matches(path[-1], known, n=1)
@@ -24,9 +31,9 @@ def explain(error: Any) -> tuple[str, str]:
     return field, f": {text}" if field else text
 
 
-def _walk(location: tuple[str | int, ...]) -> tuple[list[str], list[str]]:
+def _walk(root: type[BaseModel], location: tuple[str | int, ...]) -> tuple[list[str], list[str]]:
     """The keys a user wrote, without pydantic's union tags, and the keys known where the last of them stands."""
-    kind: Any = JobSpec
+    kind: Any = root
     path: list[str] = []
     known: list[str] = []
     for part in location:

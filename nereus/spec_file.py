@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import ValidationError
 
 from nereus.spec import JobSpec
-from nereus.spec_errors import explain
 from nereus_common.core.errors import InvalidInput, NotFound
 
 DEMO_SCHEME = "demo:"
@@ -27,27 +25,7 @@ def load_spec(path: Path | str, overrides: Mapping[str, Any] | None = None) -> J
     data = _parse(path)
     for dotted, value in (overrides or {}).items():
         _assign(data, dotted.split("."), value)
-    return spec_from_dict(_absolute(data, path.resolve().parent), origin=str(path))
-
-
-def spec_from_json(text: str, origin: str = "job") -> JobSpec:
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as wrong:
-        raise InvalidInput(f"{origin} is not JSON: {wrong}", field="spec_json") from wrong
-    return spec_from_dict(data, origin)
-
-
-def spec_from_dict(data: Any, origin: str = "job") -> JobSpec:
-    """Validate; InvalidInput lists the wrong fields, one a line, and `details["field"]` is the first of them."""
-    if not isinstance(data, Mapping):
-        raise InvalidInput(f"{origin} holds no job but {type(data).__name__}", remedy="write field: value lines")
-    try:
-        return JobSpec.model_validate(data)
-    except ValidationError as wrong:
-        lines = [explain(error) for error in wrong.errors(include_url=False)]
-        text = "\n".join(f"{origin}: {field}{text}" for field, text in lines)
-        raise InvalidInput(text, field=lines[0][0] or "job") from wrong
+    return JobSpec.from_dict(_absolute(data, path.resolve().parent), origin=str(path))
 
 
 def _parse(path: Path) -> dict[str, Any]:

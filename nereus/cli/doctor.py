@@ -84,7 +84,15 @@ def machine() -> list[Finding]:
 
 
 def transports() -> list[Finding]:
-    """64 MB over each kind of pair that this machine has."""
-    from nereus_common.transport.doctor import probe_pairs
+    """64 MB over each kind of pair that this machine has: in a process, within the node, and as between nodes."""
+    from nereus_common.transport.doctor import check_pairs
 
-    return [Finding(f"transport {p.pair}", f"{p.transports}: 64 MB at {p.gb_per_s:.1f} GB/s") for p in probe_pairs()]
+    return [
+        Finding(
+            f"transport, {report.kind}",
+            f"{'; '.join(report.protocols) or 'nothing moved'}: {report.gb_per_s:.1f} GB/s",
+            not report.problem,
+            report.problem,
+        )
+        for report in check_pairs()
+    ]

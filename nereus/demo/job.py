@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nereus.spec import JobSpec
-from nereus.spec_file import spec_from_dict
 from nereus_common.core.errors import InvalidInput
 from nereus_common.core.ids import DeviceId
 from nereus_common.core.plan import GenerationLimits, plan_to_dict
@@ -50,7 +49,7 @@ def demo_spec(devices: tuple[str, ...], *, task: str, steps: int, seed: int, hel
         "max_logprob_gap": 0.1,
         "evaluation": {"size": heldout},
     }
-    return with_plan(spec_from_dict(spec, "demo"), devices)
+    return with_plan(JobSpec.from_dict(spec, "demo"), devices)
 
 
 def with_plan(spec: JobSpec, devices: tuple[str, ...]) -> JobSpec:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import psutil
 import redis
@@ -48,15 +49,16 @@ def start(data_dir: Path, *, port: int | None = None, timeout: float = 20.0) -> 
     would be too long. Returns when it answers. ResourceExhausted: the port is taken. Unavailable: the binary is
     missing. ProcessLost, DeadlineExceeded: it did not come up; with the last lines of its log.
     """
+    until = time.monotonic() + timeout
     data_dir = data_dir.absolute()
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _only_starter(data_dir, timeout):
+    with _only_starter(data_dir, until):
         running = find(data_dir)
         if running is not None:
-            return running
+            return _await_ready(data_dir, running.url, until)
         url = _configure(data_dir, port)
-        _launch(data_dir, timeout)
-        return _await_ready(data_dir, url, time.monotonic() + timeout)
+        _launch(data_dir, until)
+        return _await_ready(data_dir, url, until)
 
 
 def find(data_dir: Path) -> EmbeddedServer | None:
@@ -92,9 +94,8 @@ def _gone(process: psutil.Process, timeout: float) -> bool:
 
 
 @contextlib.contextmanager
-def _only_starter(data_dir: Path, timeout: float) -> Iterator[None]:
+def _only_starter(data_dir: Path, until: float) -> Iterator[None]:
     """One starter at a time: two servers on one append-only file would ruin it."""
-    until = time.monotonic() + timeout
     with (data_dir / "start.lock").open("w") as lock:
         while True:
             try:
@@ -103,7 +104,7 @@ def _only_starter(data_dir: Path, timeout: float) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > until:
                     raise DeadlineExceeded(
-                        f"another process has been starting a registry on {data_dir} for {timeout:g} s",
+                        f"another process is still starting a registry on {data_dir}",
                         remedy="wait for it, or stop it",
                         data_dir=data_dir,
                     ) from None
@@ -115,7 +116,7 @@ def _configure(data_dir: Path, port: int | None) -> str:
     """Write the configuration; return the server's URL."""
     path = data_dir / "valkey.sock"
     if port is None and len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
-        url, listen = f"unix://{path}", ["port 0", f"unixsocket {_quoted(path)}", "unixsocketperm 700"]
+        url, listen = f"unix://{quote(str(path))}", ["port 0", f"unixsocket {_quoted(path)}", "unixsocketperm 700"]
     else:
         port = _free_port(port)
         password = secrets.token_urlsafe(24)
@@ -152,14 +153,15 @@ def _free_port(port: int | None) -> int:
         return chosen
 
 
-def _launch(data_dir: Path, timeout: float) -> None:
+def _launch(data_dir: Path, until: float) -> None:
     """Run the binary until it has put itself in the background, in a session of its own and under init."""
     (data_dir / "valkey.pid").unlink(missing_ok=True)
     command = [str(_binary()), str(data_dir / "valkey.conf")]
+    left = max(0.0, until - time.monotonic())
     try:
-        done = subprocess.run(command, cwd=data_dir, capture_output=True, text=True, timeout=timeout, check=False)
+        done = subprocess.run(command, cwd=data_dir, capture_output=True, text=True, timeout=left, check=False)
     except subprocess.TimeoutExpired as late:
-        raise DeadlineExceeded(f"{command[0]} did not start within {timeout:g} s", log=_last_lines(data_dir)) from late
+        raise DeadlineExceeded(f"{command[0]} did not start within {left:.1f} s", log=_last_lines(data_dir)) from late
     if done.returncode:
         said = (done.stdout + done.stderr).strip()
         raise ProcessLost(f"the embedded registry on {data_dir} refused to start: {said}", log=_last_lines(data_dir))
@@ -167,11 +169,11 @@ def _launch(data_dir: Path, timeout: float) -> None:
 
 def _await_ready(data_dir: Path, url: str, until: float) -> EmbeddedServer:
     last = ""
-    appeared = False
+    pid_file = data_dir / "valkey.pid"
     with redis.Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0) as client:
         while time.monotonic() < until:
+            appeared = pid_file.exists() and pid_file.stat().st_size > 0
             process = _process(data_dir)
-            appeared = appeared or process is not None
             if appeared and process is None:
                 raise ProcessLost(f"the embedded registry on {data_dir} died while starting", log=_last_lines(data_dir))
             try:
@@ -182,7 +184,7 @@ def _await_ready(data_dir: Path, url: str, until: float) -> EmbeddedServer:
             time.sleep(0.02)
     raise DeadlineExceeded(
         f"the embedded registry on {data_dir} does not answer: {last}",
-        remedy=f"see {data_dir / 'valkey.log'}",
+        remedy=f"see {data_dir / 'valkey.log'}; one with much data loads for a while: start again to wait for it",
         log=_last_lines(data_dir),
     )
 

@@ -107,15 +107,17 @@ def split(
     *,
     name: str,
     system: str | None = None,
+    patience: int | None = None,
 ) -> QuestionSet:
     """Draw distinct questions from three streams, so that no text appears in two of the three sets.
 
-    Examples are drawn first, then the held-out set, then training. InvalidInput when a stream ends too early; `name`
-    says in it what was being read.
+    Examples are drawn first, then the held-out set, then training. A stream also ends after `patience` repeats in a
+    row: a generator with few different questions never ends by itself. InvalidInput, with `name`, when one ends too
+    early.
     """
     seen: set[str] = set()
     drawn = {
-        kind: tuple(islice(_unseen(stream, seen), wanted))
+        kind: tuple(islice(_unseen(stream, seen, patience), wanted))
         for kind, stream, wanted in (
             ("examples", examples, sizes.examples),
             ("heldout", heldout, sizes.heldout),
@@ -132,10 +134,16 @@ def split(
     return QuestionSet(drawn["train"], drawn["heldout"], drawn["examples"], system)
 
 
-def _unseen(stream: Iterable[Question], seen: set[str]) -> Iterator[Question]:
+def _unseen(stream: Iterable[Question], seen: set[str], patience: int | None) -> Iterator[Question]:
     """Questions whose text, up to spacing and case, has not been seen in any stream."""
+    repeats = 0
     for question in stream:
         key = " ".join(question.text.casefold().split())
-        if key not in seen:
-            seen.add(key)
-            yield question
+        if key in seen:
+            repeats += 1
+            if repeats == patience:
+                return
+            continue
+        repeats = 0
+        seen.add(key)
+        yield question

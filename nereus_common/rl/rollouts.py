@@ -28,9 +28,10 @@ _DTYPES = {
     "finished": np.bool_,
     "rewards": np.float32,
     "advantages": np.float32,
+    "proximal": np.float32,
     "reference": np.float32,
 }
-_OPTIONAL = frozenset({"reference"})
+_OPTIONAL = frozenset({"proximal", "reference"})
 """Columns that a batch may do without; they are empty then."""
 
 
@@ -45,6 +46,7 @@ class RolloutBatch:
     logprobs [R]: the sampler's, after its sampling transforms. versions [R]: of the state that sampled each token.
     mask [R]: tokens that count in the loss. finished [N]: False where cut at the length limit.
     rewards [N]: NaN until scored. advantages [R]: NaN until computed.
+    proximal [R]: log-probs under the policy that the ratio is taken to; empty: the policy before this update.
     reference [R]: log-probs under the reference model; empty where the job has none.
     """
 
@@ -60,6 +62,7 @@ class RolloutBatch:
     finished: NDArray[np.bool_]
     rewards: NDArray[np.float32]
     advantages: NDArray[np.float32]
+    proximal: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     reference: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
 
     def __post_init__(self) -> None:
@@ -71,8 +74,9 @@ class RolloutBatch:
         _check("response_tokens", tokens, int(self.response_offsets[-1]))
         for name in ("logprobs", "versions", "mask", "advantages"):
             _check(name, len(getattr(self, name)), tokens)
-        if len(self.reference):
-            _check("reference", len(self.reference), tokens)
+        for name in _OPTIONAL:
+            if len(getattr(self, name)):
+                _check(name, len(getattr(self, name)), tokens)
         for name in ("finished", "rewards"):
             _check(name, len(getattr(self, name)), sequences)
         if sequences and (np.diff(self.group) < 0).any():
@@ -127,7 +131,7 @@ class RolloutBatch:
             finished=self.finished[sequences],
             rewards=self.rewards[sequences],
             advantages=self.advantages[tokens],
-            reference=self.reference[tokens] if len(self.reference) else self.reference,
+            **{name: _picked(getattr(self, name), tokens) for name in _OPTIONAL},
         )
 
     def with_columns(self, **columns: NDArray[Any]) -> RolloutBatch:
@@ -153,6 +157,11 @@ class RolloutBatch:
 def offsets(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
     """[n] lengths → [n+1] offsets beginning at 0."""
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.asarray(lengths, np.int64))])
+
+
+def _picked(column: NDArray[Any], tokens: NDArray[np.int64]) -> NDArray[Any]:
+    """The named tokens of an optional column, which may be empty."""
+    return column[tokens] if len(column) else column
 
 
 def _check(column: str, found: int, expected: int) -> None:

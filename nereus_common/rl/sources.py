@@ -13,7 +13,8 @@ from nereus_common.core.errors import InvalidInput, NotFound
 from nereus_common.rl.prompts import Question, QuestionSet, Sizes, split
 
 _DRAWS_PER_QUESTION = 20
-"""How often a generator may repeat itself before its task counts as exhausted."""
+_PATIENCE = 1000
+"""How often in a row a generator may repeat itself before its task counts as exhausted."""
 
 _STREAMS = 3
 """Training, held-out questions and examples come from generator seeds that no job seed shares."""
@@ -35,7 +36,9 @@ class TaskSource:
             self._stream(seed * _STREAMS + stream, wanted)
             for stream, wanted in enumerate((sizes.train, sizes.heldout, sizes.examples))
         )
-        return split(train, heldout, varied(examples), sizes, name=f"task {self.task}", system=self.system)
+        return split(
+            train, heldout, varied(examples), sizes, name=f"task {self.task}", system=self.system, patience=_PATIENCE
+        )
 
     def _stream(self, seed: int, wanted: int) -> Iterator[Question]:
         dataset = _create_dataset(self.task, {**self.params, "seed": seed, "size": wanted * _DRAWS_PER_QUESTION + 1})

@@ -27,6 +27,7 @@ _SERVER_OPTIONS: tuple[tuple[str, int | str], ...] = (
     *OPTIONS,
     ("grpc.so_reuseport", 0),  # else a second server on the port is silently given half of the calls
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.max_ping_strikes", 0),  # on a machine that stalls, pings arrive in bunches: no reason to hang up
     ("grpc.keepalive_permit_without_calls", 1),
 )
 MAX_CONCURRENT = 4096

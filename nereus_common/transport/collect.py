@@ -17,7 +17,7 @@ from nereus_common.core.errors import NereusError, VerificationFailed
 from nereus_common.state.digest import combine
 from nereus_common.transport.base import PullReport, PullRequest, Raw, Sink
 from nereus_common.transport.chunking import all_finite, digest_staged, split
-from nereus_common.transport.failures import deadline_exceeded
+from nereus_common.transport.failures import deadline_exceeded, unavailable
 from nereus_common.transport.ledger import Assignment, Ledger
 
 
@@ -147,6 +147,8 @@ class _Collector:
                     self._take(event)
                 finally:
                     event.release()
+            case Finished(assignment) if assignment.missing:
+                self._replace(assignment, self._incomplete(assignment))
             case Finished(assignment):
                 self._running.pop(assignment, None)
             case Failed(assignment, error):
@@ -174,6 +176,10 @@ class _Collector:
         if running is not None:
             running.cancel()
             self._start(self._ledger.replace(assignment, error))
+
+    def _incomplete(self, assignment: Assignment) -> NereusError:
+        lacking = f"it ended with {len(assignment.missing)} of {len(assignment.chunks)} chunks missing"
+        return unavailable(self._request, assignment.holder.rank, lacking)
 
     def _verify(self, event: Arrived) -> None:
         if event.digest is None:

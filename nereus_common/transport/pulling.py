@@ -70,6 +70,7 @@ class Fetch:
         self._loop = asyncio.get_running_loop()
         self._receives: set[asyncio.Future[None]] = set()
         self._lost: BaseException | None = None
+        self._answered = False
         self._limit: asyncio.Timeout | None = None
 
     async def run(self) -> None:
@@ -102,7 +103,7 @@ class Fetch:
     async def _over_link(self, link: Link) -> None:
         try:
             await link.control.send(self._ask())
-            await self._follow(link)
+            refusal = await self._follow(link)
             await self._arrived()
         except ConnectionError:
             link.close()  # the source is gone: nothing will be drained
@@ -111,6 +112,8 @@ class Fetch:
             self._puller.wind_down(self, link)
             raise
         self._puller.links.give(link)
+        if refusal is not None:
+            raise refusal
 
     def _ask(self) -> Ask:
         order, settings = self._order, self._puller.settings
@@ -128,18 +131,20 @@ class Fetch:
             items=[item_of(want.piece) for want in order.assignment.wants],
         )
 
-    async def _follow(self, link: Link) -> None:
-        """Post a receive for every chunk announced, until the source is done; its refusal is raised."""
-        while True:
+    async def _follow(self, link: Link) -> NereusError | None:
+        """Post a receive for every chunk announced, until the source has answered; returns its refusal."""
+        while not self._answered:
             match await link.control.receive():
                 case Coming(number, digest):
                     await self._receive(link, number, digest)
                 case Done():
-                    return
+                    self._answered = True
                 case Refused() as refused:
-                    raise refused.error()
+                    self._answered = True
+                    return refused.error()
                 case other:
                     raise InvalidInput(f"{type(other).__name__} was not expected from a source")
+        return None
 
     async def _receive(self, link: Link, number: int, digest: int) -> None:
         chunks = self._order.assignment.chunks
@@ -188,8 +193,9 @@ class Fetch:
         under way after the grace strands the lane and its buffers."""
         try:
             async with asyncio.timeout(self._puller.settings.grace):
-                await link.control.send(Stop(self._nonce))
-                await self._follow(link)
+                if not self._answered:
+                    await link.control.send(Stop(self._nonce))
+                    await self._follow(link)
                 await self._arrived()
         except (TimeoutError, ConnectionError, NereusError):
             return  # the pull has already reported why; the lane is closed either way

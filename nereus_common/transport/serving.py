@@ -9,7 +9,7 @@ import time
 from concurrent.futures import Executor
 from functools import partial
 
-from nereus_common.core.errors import InvalidInput, NereusError
+from nereus_common.core.errors import DeadlineExceeded, InvalidInput, NereusError
 from nereus_common.transport.base import Raw
 from nereus_common.transport.chunking import Chunk, payload, plan_chunks
 from nereus_common.transport.control import Ask, Coming, Control, Done, Hello, Refused, Stop, Welcome
@@ -94,6 +94,7 @@ class Server:
                     case Ask() as ask if running is None or running.done():
                         answer = Answer(ask, control, lane, self.ring, self._packer, self._settings)
                         running = asyncio.create_task(answer.run(self._holdings))
+                        running.add_done_callback(partial(_end_after_bug, control))
                     case Stop(nonce) if answer is not None and answer.nonce == nonce:
                         answer.stop()
                     case other:
@@ -141,7 +142,7 @@ class Answer:
                 await self._drain()
                 await _refuse(self._control, error)
             else:
-                await self._control.send(Done(self.nonce))
+                await self._control.send(Refused.of(self._too_late()) if self._stopped else Done(self.nonce))
         except ConnectionError:
             return  # the puller left; the session ends on the same socket
         finally:
@@ -169,7 +170,7 @@ class Answer:
             data, digest = await asyncio.get_running_loop().run_in_executor(self._packer, pack)
             pin.check()  # a digest made before any revocation is of this version's bytes, whatever is sent later
             await self._control.send(Coming(number, digest))
-        except (NereusError, ConnectionError):
+        except BaseException:
             self._ring.give(staging)
             raise
         direct = data.base is not staging
@@ -189,10 +190,25 @@ class Answer:
         if staging is not None:
             self._ring.strand() if lost else self._ring.give(staging)
 
+    def _too_late(self) -> NereusError:
+        ask = self._ask
+        return DeadlineExceeded(
+            f"transition {ask.transition}: {ask.holder} stopped serving version {ask.version} before it was done",
+            remedy="give the pull more time",
+            source=ask.holder,
+            transition=ask.transition,
+        )
+
     async def _drain(self) -> None:
         """Wait for the sends under way: until the deadline while the pull goes on, for the grace once it is stopped."""
         while self._sends and time.monotonic() < self._end:
             await asyncio.wait(self._sends, timeout=0.05)
+
+
+def _end_after_bug(control: Control, running: asyncio.Task[None]) -> None:
+    """Let the puller know at once; the session raises what it was."""
+    if not running.cancelled() and running.exception() is not None:
+        control.close()
 
 
 async def _refuse(control: Control, error: NereusError) -> None:

@@ -72,7 +72,11 @@ class Channel:
 
     async def send(self, frame: Frame) -> None:
         """Return once the kernel has every byte: the frame's arrays may then be changed. ConnectionError at its end."""
-        await asyncio.shield(self.post(frame))
+        write = self.post(frame)
+        await asyncio.wait([write])  # a sender that is cancelled leaves its frame to be finished
+        if write.cancelled():
+            raise ConnectionAbortedError("the channel was closed")
+        write.result()
 
     def post(self, frame: Frame) -> asyncio.Task[None]:
         """Send without waiting: for a word that must get out while its caller is being cancelled."""

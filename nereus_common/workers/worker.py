@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from nereus_common.core.errors import DeadlineExceeded, ProcessLost
 from nereus_common.observe import logs
@@ -16,6 +17,7 @@ from nereus_common.workers.process import ChildProcess
 
 STREAM_WINDOW = 32
 """Items of one stream that may be under way; the child's generator waits beyond that."""
+T = TypeVar("T")
 _DRAIN_SECONDS = 1.0
 _SWEEP_SECONDS = 30.0
 
@@ -43,7 +45,7 @@ class Worker:
         self._child = ChildProcess(spec.name, spec.env, spec.log_path)
         self._channel = Channel(self._child.socket)
         self._ids = itertools.count(1)
-        self._calls: dict[int, asyncio.Future[Frame]] = {}
+        self._calls: dict[int, asyncio.Future[Frame | ProcessLost]] = {}
         self._streams: dict[int, asyncio.Queue[Frame | ProcessLost]] = {}
         self._lost: ProcessLost | None = None
         self._stopping = False
@@ -90,7 +92,8 @@ class Worker:
         self._streams[call] = arriving
         ended = False
         try:
-            await self._send(Frame.of(Kind.STREAM, call, (method, args, kwargs, dict(logs.subject()), STREAM_WINDOW)))
+            content = (method, args, kwargs, dict(logs.subject()), STREAM_WINDOW)
+            await self._within(self._send(Frame.of(Kind.STREAM, call, content)), method, timeout)
             for taken in itertools.count(1):
                 frame = await self._next_item(arriving, method, timeout)
                 ended = frame.kind is not Kind.ITEM
@@ -98,7 +101,7 @@ class Worker:
                     return
                 item = _value(frame)
                 if taken % (STREAM_WINDOW // 2) == 0:
-                    await self._send(Frame.of(Kind.CREDIT, call, STREAM_WINDOW // 2))
+                    self._channel.post(Frame.of(Kind.CREDIT, call, STREAM_WINDOW // 2))
                 yield item
         finally:
             self._streams.pop(call)
@@ -119,16 +122,17 @@ class Worker:
 
     async def _request(self, kind: Kind, content: tuple[Any, ...], what: str, timeout: float) -> Any:
         if self._lost is not None:
-            raise self._lost
+            raise copy(self._lost)
         call = next(self._ids)
-        answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Frame | ProcessLost] = asyncio.get_running_loop().create_future()
         self._calls[call] = answer
+
+        async def ask() -> Any:
+            await self._send(Frame.of(kind, call, content))
+            return _value(_frame(await answer))
+
         try:
-            async with asyncio.timeout(timeout):
-                await self._send(Frame.of(kind, call, content))
-                return _value(await answer)
-        except TimeoutError:
-            raise self._late(what, timeout) from None
+            return await self._within(ask(), what, timeout)
         finally:
             self._calls.pop(call)
             if self._lost is None and (not answer.done() or answer.cancelled()):
@@ -136,15 +140,15 @@ class Worker:
 
     async def _next_item(self, arriving: asyncio.Queue[Frame | ProcessLost], method: str, timeout: float) -> Frame:
         if self._lost is not None and arriving.empty():
-            raise self._lost
+            raise copy(self._lost)
+        return _frame(await self._within(arriving.get(), method, timeout))
+
+    async def _within(self, work: Coroutine[Any, Any, T], what: str, timeout: float) -> T:
         try:
             async with asyncio.timeout(timeout):
-                frame = await arriving.get()
+                return await work
         except TimeoutError:
-            raise self._late(method, timeout) from None
-        if isinstance(frame, ProcessLost):
-            raise frame
-        return frame
+            raise self._late(what, timeout) from None
 
     def _late(self, what: str, timeout: float) -> DeadlineExceeded:
         return DeadlineExceeded(
@@ -186,7 +190,7 @@ class Worker:
         self._lost = self._child.lost("after it was told to stop" if self._stopping else "unasked")
         for answer in self._calls.values():
             if not answer.done():
-                answer.set_exception(self._lost)
+                answer.set_result(self._lost)
         for arriving in self._streams.values():
             arriving.put_nowait(self._lost)
         if not self._stopping:
@@ -195,6 +199,12 @@ class Worker:
         await self._child.sweep(_SWEEP_SECONDS)
         if not self._reading.cancelled():
             self._reading.result()  # a fault of the reader itself is a bug, and is raised by `stop`
+
+
+def _frame(came: Frame | ProcessLost) -> Frame:
+    if isinstance(came, ProcessLost):
+        raise copy(came)  # the same loss is raised to many: each gets a traceback of its own
+    return came
 
 
 def _value(frame: Frame) -> Any:

@@ -15,8 +15,8 @@ from nereus.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from nereus_common.core.ids import JobId, ModelStage, Stage
 from nereus_common.core.plan import Plan
 from nereus_common.rpc import calling
-from nereus_common.rpc.pool import Channels
 from nereus_common.rpc.convert import plan_to_pb
+from nereus_common.rpc.pool import Channels
 
 from .loop import Synced
 from .placed import PlacedJob, PlacedStage, PlacedUnit

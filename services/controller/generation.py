@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 from nereus.v1 import generation_pb2 as pb
 from nereus.v1.generation_pb2_grpc import GenerationServiceStub
-from nereus_common.core.errors import JobFailed
+from nereus_common.core.errors import DeadlineExceeded, JobFailed
 from nereus_common.rl.assembly import Completion, Group
 from nereus_common.rl.prompts import Prompt
 from nereus_common.rpc import calling
+from nereus_common.rpc.together import together
 
 from .placed import PlacedStage, PlacedUnit
 
@@ -71,10 +72,17 @@ class GenerationPool:
                 index, prompt = waiting.pop()
                 groups[index] = await self._one(unit, prompt, sampling)
 
-        async with asyncio.timeout(self._timeout), asyncio.TaskGroup() as tasks:
-            for unit in self._stage.units:
-                for _ in range(self._lanes(sampling.samples)):
-                    tasks.create_task(serve(unit))
+        lanes = self._lanes(sampling.samples)
+        try:
+            async with asyncio.timeout(self._timeout):
+                await together(serve(unit) for unit in self._stage.units for _ in range(lanes))
+        except TimeoutError:
+            missing = [prompt.position for prompt, group in zip(prompts, groups, strict=True) if group is None]
+            raise DeadlineExceeded(
+                f"{self._stage.name}: {len(missing)} of {len(prompts)} groups, the one at position {missing[0]} among "
+                f"them, were not whole after {self._timeout:g} s",
+                remedy="raise deadlines.generate, or ask for fewer or shorter responses",
+            ) from None
         return [group for group in groups if group is not None]
 
     def _lanes(self, samples: int) -> int:

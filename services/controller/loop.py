@@ -154,12 +154,7 @@ class RlLoop:
         spec = self._spec
         update = Update(
             step=step,
-            loss={
-                "name": spec.algorithm.name,
-                "clip_low": spec.algorithm.clip_low,
-                "clip_high": spec.algorithm.clip_high,
-                "kl_beta": spec.algorithm.kl_beta,
-            },
+            loss=spec.algorithm.loss_options(),
             learning_rate=spec.optimizer.learning_rate_at(step, spec.steps),
             max_grad_norm=spec.optimizer.max_grad_norm,
             temperature=spec.sampling.temperature,
@@ -170,7 +165,8 @@ class RlLoop:
         bound, gap = self._spec.max_logprob_gap, updated.metrics["logprob_gap"]
         if bound is not None and not gap <= bound:
             raise JobFailed(
-                f"step {step}: the mean |log-prob gap| between trainer and sampler is {gap:.4g}, the job allows {bound:.4g}",
+                f"step {step}: the mean |log-prob gap| between trainer and sampler is {gap:.4g}, above the job's bound "
+                f"of {bound:.4g}",
                 remedy="the two sides do not compute the same policy: compare dtypes, heads and sampling transforms",
                 step=step,
             )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nereus.spec import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE, JobSpec
-from nereus_common.core.errors import DeadlineExceeded, NereusError, Unavailable
+from nereus_common.core.errors import NereusError, Unavailable
 from nereus_common.core.ids import JobId
 from nereus_common.core.plan import Plan
 from nereus_common.engines.rewards import RewardPool, WeightedReward
@@ -64,8 +64,6 @@ class JobRunner:
         except NereusError as error:
             log.warning("job %s failed: %s", self._job, error)
             await self._end(JobState.FAILED, error)
-        except BaseExceptionGroup as group:
-            await self._end(JobState.FAILED, first_cause(group))
         except Exception as bug:
             log.exception("job %s failed by a fault of ours", self._job)
             await self._end(JobState.FAILED, NereusError(f"{type(bug).__name__}: {bug}"))
@@ -169,28 +167,6 @@ class JobRunner:
     async def _update(self, change: Callable[[JobRecord], JobRecord]) -> None:
         stored: Versioned[JobRecord] = await self._around.registry.get_job(self._job)
         await self._around.registry.put_job(change(stored.value), expected=stored.revision)
-
-
-def first_cause(group: BaseExceptionGroup[BaseException]) -> NereusError:
-    """The error to report when several tasks failed: a lost process explains more than who then missed it."""
-    flat = list(_leaves(group))
-    known = [error for error in flat if isinstance(error, NereusError)]
-    for reason in ("PROCESS_LOST", "VERIFICATION_FAILED"):
-        for error in known:
-            if error.reason == reason:
-                return error
-    if known:
-        return known[0]
-    if any(isinstance(error, TimeoutError) for error in flat):
-        return DeadlineExceeded(f"a phase took longer than the job's deadlines allow: {flat[0]!r}")
-    return NereusError(f"{type(flat[0]).__name__}: {flat[0]}")
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found
 
 
 def _weighted(entry: Any) -> WeightedReward:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from nereus.v1.training_pb2_grpc import TrainingServiceStub
 from nereus_common.rl.assembly import share_groups
 from nereus_common.rl.rollouts import RolloutBatch
 from nereus_common.rpc import calling, chunks_from_columns, columns_from_chunks
+from nereus_common.rpc.together import together
 
 from .placed import PlacedStage, PlacedUnit
 
@@ -51,12 +51,10 @@ class TrainingGroup:
 
     async def step(self, batch: RolloutBatch, update: Update) -> Updated:
         shares = share_groups(batch, len(self._stage.units))
-        async with asyncio.TaskGroup() as tasks:
-            calls = [
-                tasks.create_task(self._step_one(unit, batch, batch.select_groups(share), update))
-                for unit, share in zip(self._stage.units, shares, strict=True)
-            ]
-        answers = [call.result() for call in calls]
+        answers = await together(
+            self._step_one(unit, batch, batch.select_groups(share), update)
+            for unit, share in zip(self._stage.units, shares, strict=True)
+        )
         slowest = max(answers, key=lambda answer: sum(answer.seconds.values()))
         return Updated(
             version=answers[0].version,
@@ -100,15 +98,14 @@ class InferenceGroup:
     async def logprobs(self, batch: RolloutBatch, temperature: float) -> NDArray[np.float32]:
         """[R] log-probs of the response tokens under the scoring model."""
         shares = share_groups(batch, len(self._stage.units))
-        async with asyncio.TaskGroup() as tasks:
-            calls = [
-                tasks.create_task(self._score_one(unit, batch.select_groups(share), temperature))
-                for unit, share in zip(self._stage.units, shares, strict=True)
-                if share
-            ]
+        used = [share for share in shares if share]
+        parts = await together(
+            self._score_one(unit, batch.select_groups(share), temperature)
+            for unit, share in zip(self._stage.units, used, strict=False)
+        )
         scored = np.full(len(batch.response_tokens), np.nan, np.float32)
-        for share, call in zip((share for share in shares if share), calls, strict=True):
-            scored[_tokens_of(batch, share)] = call.result()
+        for share, part in zip(used, parts, strict=True):
+            scored[_tokens_of(batch, share)] = part
         return scored
 
     async def _score_one(self, unit: PlacedUnit, share: RolloutBatch, temperature: float) -> NDArray[np.float32]:

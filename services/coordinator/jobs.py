@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
 from nereus_common.core.emu import Event, Unit, step
 from nereus_common.core.errors import Conflict, NereusError, NotFound, ResourceExhausted, StaleEpoch, Unavailable
 from nereus_common.core.ids import JobId, ModelStage, Stage
 from nereus_common.registry import Registry
 from nereus_common.rpc.pool import Channels
+from nereus_common.rpc.together import together
 from nereus_common.stages.base import Rendezvous, UnitSpec, new_unit
 
 from .placement import Placement, loads_from_folder, needed_bytes, synced_models, unit_specs
@@ -21,8 +21,6 @@ from .remote_unit import RemoteUnit
 from .sync import SyncReport, WeightSync
 
 log = logging.getLogger(__name__)
-
-Result = TypeVar("Result")
 
 GRANT_PHASE = "run"
 """Units stay resident on their devices, so one grant covers all their phases."""
@@ -111,14 +109,14 @@ class PlacedJobs:
     async def _place(self, placement: Placement, timeout: float) -> PlacedJob:
         needed = await needed_bytes(placement)
         targets = await self._targets(placement)
-        specs = unit_specs(placement, {name: _rendezvous(placement, name) for name in placement.plan.names})
+        specs = unit_specs(placement, _meeting_point)
         for spec in specs:
             await self._grant(spec, needed)
         units = [self._remote(spec, targets) for spec in specs]
-        await self._each(unit.prepare(spec, timeout) for unit, spec in zip(units, specs, strict=True))
+        await together(unit.prepare(spec, timeout) for unit, spec in zip(units, specs, strict=True))
         await self._advance(units, Event.PREPARED)
         loaded = [unit for unit in units if loads_from_folder(placement.plan, unit.unit.model_stage)]
-        await self._each(self._load(unit, timeout) for unit in loaded)
+        await together(self._load(unit, timeout) for unit in loaded)
         syncs = {model: _sync_of(model, units, placement) for model in synced_models(placement.plan)}
         reports = [await one.run(0, timeout, f"{placement.job}.e{placement.epoch}.place") for one in syncs.values()]
         await self._advance(units, Event.LOAD_STARTED, Event.LOADED)
@@ -190,12 +188,6 @@ class PlacedJobs:
                 job=asked.job,
             )
 
-    @staticmethod
-    async def _each(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(call) for call in calls]
-        return [task.result() for task in running]
-
 
 def _sync_of(model: str, units: Sequence[RemoteUnit], placement: Placement) -> WeightSync:
     mine = [unit for unit in units if unit.unit.model_stage.model == model]
@@ -219,9 +211,9 @@ def _node_of(spec: UnitSpec) -> str:
     return nodes[0]
 
 
-def _rendezvous(placement: Placement, name: ModelStage) -> Rendezvous:
+def _meeting_point(prefix: str) -> Rendezvous:
     """A free port of this host's loopback: rank 0 listens there as soon as it starts."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    return Rendezvous("127.0.0.1", port, f"{placement.job}/{name}/e{placement.epoch}")
+    return Rendezvous("127.0.0.1", port, prefix)

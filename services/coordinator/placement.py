@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,17 @@ class Placement:
     seed: int
 
 
-def unit_specs(placement: Placement, ports: Mapping[ModelStage, Rendezvous]) -> list[UnitSpec]:
-    """One spec per replica of every model-stage, in plan order."""
+def unit_specs(placement: Placement, meet: Callable[[str], Rendezvous]) -> list[UnitSpec]:
+    """One spec per replica of every model-stage, in plan order.
+
+    `meet` makes a meeting point of a given prefix. Training replicas share one, because they reduce gradients with
+    each other; every other unit has its own.
+    """
     specs = []
     for name, stage in placement.plan.stages:
         source = source_of(placement, name)
+        prefix = f"{placement.job}/{name}/e{placement.epoch}"
+        shared = meet(prefix)
         specs += [
             UnitSpec(
                 unit=unit_id(placement.job, name, replica, placement.epoch),
@@ -61,7 +67,7 @@ def unit_specs(placement: Placement, ports: Mapping[ModelStage, Rendezvous]) -> 
                 plan=stage,
                 engine=source.engines.get(name.stage, ""),
                 options=source.options.get(name.stage, {}),
-                rendezvous=ports[name],
+                rendezvous=shared if name.stage is Stage.TRAINING else meet(f"{prefix}/r{replica}"),
                 seed=placement.seed,
             )
             for replica in range(stage.replicas)

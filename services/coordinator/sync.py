@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
 
 from nereus_common.core.errors import DeadlineExceeded
 from nereus_common.core.ids import DeviceId
 from nereus_common.core.transfer import RankRef, TransferProgram
+from nereus_common.rpc.together import together
 from nereus_common.stages.base import PullOrder, RankPulled
 from nereus_common.state.program import bytes_needed, compile_program, device_distance
 
 from .remote_unit import RemoteUnit
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +60,7 @@ class WeightSync:
                 with self._phase("verify"):
                     await self._verify_all(version, pulled, timeout)
                 with self._phase("commit"):
-                    await self._each(receiver.commit(version, timeout) for receiver in self.receivers)
+                    await together(receiver.commit(version, timeout) for receiver in self.receivers)
         except TimeoutError as late:
             names = ", ".join(str(receiver.id) for receiver in self.receivers)
             raise DeadlineExceeded(
@@ -77,8 +75,8 @@ class WeightSync:
     async def _compile(self, timeout: float) -> None:
         if self._program is not None:
             return
-        held = await self._each(source.describe(timeout) for source in self.sources)
-        lacking = await self._each(receiver.describe(timeout) for receiver in self.receivers)
+        held = await together(source.describe(timeout) for source in self.sources)
+        lacking = await together(receiver.describe(timeout) for receiver in self.receivers)
         sources = {
             RankRef(unit.id, rank.rank): rank
             for unit, one in zip(self.sources, held, strict=True)
@@ -112,20 +110,13 @@ class WeightSync:
             )
             for receiver in self.receivers
         ]
-        return await self._each(receiver.pull(order) for receiver, order in zip(self.receivers, orders, strict=True))
+        return await together(receiver.pull(order) for receiver, order in zip(self.receivers, orders, strict=True))
 
     async def _verify_all(self, version: int, pulled: Sequence[Sequence[RankPulled]], timeout: float) -> None:
-        await self._each(
+        await together(
             receiver.verify(version, self.wire_dtype, {rank.rank: rank.digest for rank in ranks}, timeout)
             for receiver, ranks in zip(self.receivers, pulled, strict=True)
         )
-
-    @staticmethod
-    async def _each(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
-        """All at once; the first failure cancels the rest."""
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(call) for call in calls]
-        return [task.result() for task in running]
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:

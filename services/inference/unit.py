@@ -109,7 +109,7 @@ def _worker(spec: UnitSpec, rank: int, settings: InferenceSettings) -> WorkerSpe
         model_path=spec.model_path,
         stage=spec.plan,
         rank=rank,
-        rendezvous=engine_options.Rendezvous(meeting.host, meeting.port, f"{meeting.prefix}/{spec.unit}"),
+        rendezvous=engine_options.Rendezvous(meeting.host, meeting.port, meeting.prefix),
         options=engine_options.parse_options(InferenceOptions, spec.options),
         transport=settings.transport,
     )

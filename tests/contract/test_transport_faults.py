@@ -26,7 +26,7 @@ from nereus_common.transport.settings import UcxSettings
 from nereus_common.transport.ucx import UcxTransport
 from tests.contract.transport_source import CHUNK, HOLDER, NAME, SHAPE, Source, pattern
 
-Spawn = Callable[[], Source]
+Spawn = Callable[..., Source]
 
 
 @pytest.fixture(params=["node", "network"])

@@ -12,6 +12,8 @@ from nereus.cluster.down import down
 from nereus.cluster.state import ClusterFolder, ClusterState
 from nereus.cluster.up import up
 from nereus.sync import SyncClient
+from tests.system.rank_processes import RankProcesses
+from tests.system.training_cases import import_engines
 from tests.tiny_models import save_tiny_model
 
 DEVICES = 6
@@ -44,3 +46,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterState]:
 def client(cluster: ClusterState) -> Iterator[SyncClient]:
     with SyncClient.connect(cluster.controller) as connected:
         yield connected
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankProcesses]:
+    """Four processes that have imported the torch engines."""
+    processes = RankProcesses(4)
+    try:
+        processes.run(import_engines, [()] * 4, timeout=240)
+        yield processes
+    finally:
+        processes.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -157,6 +158,16 @@ async def test_a_killed_child_fails_every_pending_call_with_the_end_of_its_log(w
     assert isinstance(await asyncio.wait_for(worker.exited, 5), ProcessLost)
     with pytest.raises(ProcessLost):
         await worker.call("echo", 1, timeout=10)
+
+
+async def test_a_child_killed_while_it_is_being_written_to_is_lost_to_the_writers_too(worker: Worker) -> None:
+    os.kill(worker.pid, signal.SIGSTOP)  # it reads no more: the socket fills up
+    writing = [asyncio.create_task(worker.call("echo", np.zeros(2_000_000), timeout=60)) for _ in range(3)]
+    with pytest.raises(DeadlineExceeded):
+        await anext(worker.stream("count", 1, timeout=0.3))
+    os.kill(worker.pid, signal.SIGKILL)
+    for result in await asyncio.gather(*writing, return_exceptions=True):
+        assert isinstance(result, ProcessLost)
 
 
 async def test_a_child_that_leaves_says_its_status(worker: Worker) -> None:

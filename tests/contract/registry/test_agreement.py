@@ -14,7 +14,7 @@ from nereus_common.core.ids import DeviceId, UnitId
 from nereus_common.registry import Device, JobRecord, Lease, Registry, open_registry
 from nereus_common.registry.memory import MemoryRegistry
 
-from .conftest import JOB, KEPT, Store, make_plan, make_unit
+from .conftest import JOB, KEPT, SERVERS, Store, make_plan, make_unit
 
 Call = Callable[[Registry], Awaitable[object]]
 
@@ -60,20 +60,14 @@ async def answer(registry: Registry, call: Call) -> object:
         return type(refusal), str(refusal).partition(" for another ")[0]
 
 
-@pytest.fixture
-def server(store: Store) -> Store:
-    if store.url is None:
-        pytest.skip("the store in memory is what the others are compared with")
-    return store
-
-
+@pytest.mark.parametrize("_running", SERVERS, indirect=True)
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(calls, max_size=30))
-def test_a_server_answers_as_the_store_in_memory_does(server: Store, sequence: list[Call]) -> None:
+def test_a_server_answers_as_the_store_in_memory_does(store: Store, sequence: list[Call]) -> None:
     async def compare() -> None:
         model = MemoryRegistry(events_kept=KEPT)
-        server.empty()
-        async with await open_registry(str(server.url), events_kept=KEPT) as real:
+        store.empty()
+        async with await open_registry(str(store.url), events_kept=KEPT) as real:
             for call in (*sequence, called("leases")):
                 expected, got = await answer(model, call), await answer(real, call)
                 if isinstance(expected, tuple) and expected and hasattr(expected[0], "remaining"):

@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ import psutil
 import pytest
 
 from nereus_common.core.emu import Phase
-from nereus_common.core.errors import ResourceExhausted, StaleEpoch, Unavailable
+from nereus_common.core.errors import ProcessLost, ResourceExhausted, StaleEpoch, Unavailable
 from nereus_common.core.ids import DeviceId
 from nereus_common.registry import Device, JobRecord, embedded, open_registry
 
@@ -31,14 +32,17 @@ START = (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "registry data"
+    folder = tmp_path / 'a "data" %41?#folder'
     yield folder
     embedded.stop(folder)
 
 
 def kill(server: embedded.EmbeddedServer) -> None:
     os.kill(server.pid, signal.SIGKILL)
-    assert embedded._gone(psutil.Process(server.pid), 10) if psutil.pid_exists(server.pid) else True
+    until = time.monotonic() + 10
+    while embedded.find(server.data_dir) is not None:
+        assert time.monotonic() < until
+        time.sleep(0.01)
 
 
 def test_the_server_outlives_the_command_that_started_it_and_its_process_group(folder: Path) -> None:
@@ -182,6 +186,16 @@ async def test_a_store_that_lost_acknowledged_writes_is_refused_on_reconnect(fol
         await open_registry(server.url, known_epoch=2)
     async with await open_registry(server.url, known_epoch=1) as fresh:
         assert (await fresh.get_plan(JOB)).epoch == 1
+
+
+def test_a_data_folder_that_is_damaged_stops_the_start_with_the_end_of_the_log(folder: Path) -> None:
+    embedded.start(folder)
+    embedded.stop(folder)
+    (log,) = (folder / "appendonlydir").glob("*.incr.aof")
+    log.write_text("what is this\n" * 100)
+    with pytest.raises(ProcessLost, match="died while starting") as lost:
+        embedded.start(folder)
+    assert "append only file" in lost.value.details["log"]
 
 
 async def test_a_waiting_reader_learns_that_the_server_died(folder: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nereus.spec import JobSpec
-from nereus.spec_file import load_spec, spec_from_dict
+from nereus.spec_file import load_spec
 from nereus_common.core.errors import InvalidInput, NotFound
 
 pytestmark = pytest.mark.fast
@@ -19,19 +19,19 @@ TRAINING_ONLY = {"stages": {"actor/training": {"layout": "tp1.pp1.fs1", "devices
 
 
 def test_a_job_needs_only_a_model_prompts_and_rewards() -> None:
-    spec = spec_from_dict(SMALLEST)
+    spec = JobSpec.from_dict(SMALLEST)
     assert spec.models["actor"].path == "/m"
     assert [str(stage) for stage in spec.model_stages] == ["actor/generation", "actor/training"]
 
 
 def test_a_penalty_for_leaving_the_reference_needs_the_reference() -> None:
-    spec = spec_from_dict({**SMALLEST, "algorithm": {"kl_beta": 0.1}})
+    spec = JobSpec.from_dict({**SMALLEST, "algorithm": {"kl_beta": 0.1}})
     assert str(spec.model_stages[-1]) == "reference/inference"
     assert spec.model("reference").path == "/m"
 
 
 def test_json_gives_the_same_job_back() -> None:
-    spec = spec_from_dict({**SMALLEST, "optimizer": {"learning_rate": 1e-5}, "steps": 7})
+    spec = JobSpec.from_dict({**SMALLEST, "optimizer": {"learning_rate": 1e-5}, "steps": 7})
     assert JobSpec.from_json(spec.to_json()) == spec
 
 
@@ -60,7 +60,7 @@ def test_what_is_wrong_is_named_by_field(change: dict[str, Any], field: str, mes
     if "models" in change:
         del data["model"]
     with pytest.raises(InvalidInput) as refused:
-        spec_from_dict(data, origin="job.yaml")
+        JobSpec.from_dict(data, origin="job.yaml")
     assert str(refused.value).startswith("job.yaml: ")
     assert message in str(refused.value)
     assert refused.value.details["field"] == field
@@ -69,12 +69,12 @@ def test_what_is_wrong_is_named_by_field(change: dict[str, Any], field: str, mes
 def test_a_key_inside_a_models_engine_is_found() -> None:
     data = {**SMALLEST, "model": {"path": "/m", "engines": {"generation": {"nmae": "vllm"}}}}
     with pytest.raises(InvalidInput, match=r"models.actor.engines.generation.nmae is unknown \(did you mean name\?\)"):
-        spec_from_dict(data)
+        JobSpec.from_dict(data)
 
 
 def test_every_wrong_field_is_listed() -> None:
     with pytest.raises(InvalidInput) as refused:
-        spec_from_dict({**SMALLEST, "steps": 0, "seeed": 1})
+        JobSpec.from_dict({**SMALLEST, "steps": 0, "seeed": 1})
     assert len(str(refused.value).splitlines()) == 2
 
 

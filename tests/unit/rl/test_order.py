@@ -23,7 +23,8 @@ def test_each_epoch_is_a_permutation(size: int, seed: int, epoch: int) -> None:
     assert sorted(order.indices(range(epoch * size, (epoch + 1) * size))) == list(range(size))
 
 
-@given(st.integers(50, 600), seeds)
+@settings(max_examples=20)
+@given(st.integers(50, 200), seeds)
 def test_epochs_and_seeds_differ(size: int, seed: int) -> None:
     first, second = range(size), range(size, 2 * size)
     order = SampleOrder(size, seed)

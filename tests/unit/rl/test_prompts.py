@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain, repeat
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +30,7 @@ def questions(texts: list[str]) -> list[Question]:
     return [Question(text, text.upper()) for text in texts]
 
 
-texts = st.lists(st.sampled_from([f"{letter} {number}" for letter in "abcd" for number in range(8)]), min_size=40)
+texts = st.lists(st.sampled_from([f"{letter} {number}" for letter in "abc" for number in range(8)]), max_size=30)
 
 
 @given(texts, texts, texts)
@@ -50,6 +52,12 @@ def test_texts_that_differ_in_case_and_spacing_are_the_same_question() -> None:
 def test_a_stream_that_ends_too_early_is_refused_by_name() -> None:
     with pytest.raises(InvalidInput, match="task tiny has only 1 distinct heldout questions, 2 are needed"):
         split(questions(["a"]), questions(["b"]), [], Sizes(1, 2, 0), name="task tiny")
+
+
+def test_a_stream_that_only_repeats_itself_ends() -> None:
+    train = chain(questions(["a", "b"]), repeat(Question("a")))
+    cut = split(train, questions(["c"]), [], Sizes(100, 1, 0), name="test", patience=50)
+    assert [question.text for question in cut.train] == ["a", "b"]
 
 
 def test_a_prompt_is_system_then_solved_examples_then_the_question() -> None:

@@ -1,0 +1,132 @@
+"""The inference engine: the training engine's model without gradients, weights in the compute dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nereus_common.core.errors import NotFound
+from nereus_common.core.ids import TensorName
+from nereus_common.core.transfer import Box
+from nereus_common.engines.inference.base import Columns, InferenceRankConfig
+from nereus_common.engines.torch_model.build import TORCH_DTYPES, build_stage, fsdp_modules
+from nereus_common.engines.torch_model.checkpoint import load_shards
+from nereus_common.engines.torch_model.exchange import Staging
+from nereus_common.engines.torch_model.limits import check_plan, read_config
+from nereus_common.engines.torch_model.packs import PackTensors, to_tensors
+from nereus_common.engines.torch_model.shards import shards
+from nereus_common.engines.torch_model.wire import digest_shards
+from nereus_common.engines.torch_model.world import meeting, open_world
+from nereus_common.rl.packing import pack_for_ranks
+from nereus_common.rl.rollouts import RolloutBatch
+
+
+class TorchInferenceEngine:
+    """One rank. Constructing it waits for the unit's other ranks; nothing can be scored before a version is there."""
+
+    def __init__(self, config: InferenceRankConfig) -> None:
+        check_plan(read_config(config.model_path), config.stage)
+        if config.options.threads:
+            torch.set_num_threads(config.options.threads)
+        self._config, self._device = config, torch.device("cpu")
+        self._who = f"{config.unit} rank {config.rank}"
+        self._compute = TORCH_DTYPES[config.stage.dtypes.compute]
+        self._world = open_world(
+            config.rendezvous,
+            config.stage.layout,
+            1,
+            0,
+            config.rank,
+            config.collective_timeout,
+            self._device.type,
+        )
+        self._model = build_stage(config.model_path, config.stage, self._world, self._device, train=False)
+        self._shards = shards(self._model)
+        self._version = -1
+
+    @property
+    def version(self) -> int:
+        """-1 until something was loaded or applied."""
+        return self._version
+
+    def load(self, version: int) -> None:
+        """Fill this rank's boxes from the model folder."""
+        load_shards(Path(self._config.model_path), self._shards)
+        self._changed(version)
+
+    def stage(self, version: int, wire_dtype: str) -> Staging:
+        """Buffers for a version to come; what is served stays."""
+        return Staging(version, wire_dtype, self._shards)
+
+    def apply(self, staging: Staging) -> None:
+        """Take over what was staged. VerificationFailed, and nothing changed, when it is incomplete."""
+        staging.check_complete()
+        staging.apply()
+        self._changed(staging.version)
+
+    def score(self, columns: Columns, temperature: float) -> NDArray[np.float32]:
+        """[R] log-probs of the batch's response tokens at `temperature`; every rank of the unit gets them all.
+
+        NotFound before a version is there; InvalidInput for bad columns; DeadlineExceeded or Unavailable when a rank
+        is lost.
+        """
+        if self._version < 0:
+            raise NotFound(f"{self._who} holds no version yet", remedy="load the unit, or sync it, first")
+        batch = RolloutBatch.from_columns(columns)
+        found = torch.zeros(len(batch.response_tokens))
+        self._model.temperature = temperature
+        with torch.no_grad(), meeting(self._who, "the unit's other ranks in score"):
+            packs = self._packs(batch)
+            self._model.packs = packs
+            for index, pack in enumerate(packs):
+                scores = self._run(index, pack)
+                if scores is not None and self._world.place.tp == 0:
+                    real = pack.source >= 0
+                    found[pack.source[real]] = scores[0, 0].float().cpu()[real]
+            self._model.packs = ()
+            if len(found):
+                dist.all_reduce(found)
+        return found.numpy()
+
+    def boxes(self) -> Mapping[TensorName, tuple[Box, ...]]:
+        """What this rank holds; tensors of which it holds nothing are left out."""
+        return {shard.name: (shard.box,) for shard in self._shards if shard.box.elements}
+
+    def digest(self, wire_dtype: str) -> int:
+        """Of what this rank computes with."""
+        return digest_shards(self._shards, wire_dtype)
+
+    def close(self) -> None:
+        self._world.close()
+
+    def _changed(self, version: int) -> None:
+        """Drop what was gathered from the old shards."""
+        for module in fsdp_modules(self._model):
+            module.reshard()
+        self._version = version
+
+    def _packs(self, batch: RolloutBatch) -> Sequence[PackTensors]:
+        plan, place = self._config.stage, self._world.place
+        shared = self._config.options.shared_prefix
+        share = pack_for_ranks(batch, plan.layout.fs, plan.microbatch_tokens, shared_prefix=shared)[place.fs]
+        return [to_tensors(pack, self._device, self._compute) for pack in share]
+
+    def _run(self, index: int, pack: PackTensors) -> Tensor | None:
+        """One pack through this stage, its hidden states handed from stage to stage; scores on the last one."""
+        world, number = self._world, torch.tensor(index)
+        if world.first_stage:
+            value = pack.ids
+        else:
+            value = torch.empty(1, pack.ids.shape[1], self._model.hidden_size, dtype=self._compute, device=self._device)
+            dist.recv(value, world.peer(world.place.pp - 1))
+        output: Tensor = self._model(value, number)
+        if world.last_stage:
+            return output
+        dist.send(output.contiguous(), world.peer(world.place.pp + 1))
+        return None

@@ -1,0 +1,59 @@
+"""Reading a Hugging Face checkpoint by slice: a rank touches only the boxes it holds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from nereus_common.core.errors import InvalidInput, NotFound
+from nereus_common.engines.torch_model.shards import Shard
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+def load_shards(folder: Path, wanted: Iterable[Shard]) -> None:
+    """Fill every shard from the folder's safetensors, one file or several with an index, casting to the shard's dtype.
+
+    NotFound when a file is missing; InvalidInput when a tensor is, or has another shape.
+    """
+    files = _files_of_tensors(folder)
+    with ExitStack() as stack:
+        opened: dict[str, Any] = {}
+        for shard in wanted:
+            file = files.get(shard.name, SINGLE if not files else "")
+            if not file:
+                raise InvalidInput(f"{folder / INDEX} names no tensor {shard.name}", field="model")
+            if file not in opened:
+                opened[file] = stack.enter_context(_open(folder / file))
+            _fill(folder / file, opened[file], shard)
+
+
+def _files_of_tensors(folder: Path) -> dict[str, str]:
+    index = folder / INDEX
+    if (folder / SINGLE).exists() or not index.exists():
+        return {}
+    return dict(json.loads(index.read_text())["weight_map"])
+
+
+def _open(path: Path) -> Any:
+    if not path.is_file():
+        raise NotFound(f"{path} does not exist", remedy="the model folder must hold safetensors", field="model")
+    return safe_open(str(path), framework="pt")
+
+
+def _fill(path: Path, file: Any, shard: Shard) -> None:
+    if shard.name not in set(file.keys()):
+        raise InvalidInput(f"{path} holds no tensor {shard.name}", field="model")
+    view = file.get_slice(shard.name)
+    shape = tuple(view.get_shape())
+    if shape != shard.shape:
+        raise InvalidInput(
+            f"{path}: {shard.name} has shape {shape}, the model's config asks for {shard.shape}", field="model"
+        )
+    if shard.box.elements:
+        shard.local.copy_(view[shard.box.slices])

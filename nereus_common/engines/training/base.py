@@ -1,0 +1,99 @@
+"""What a training engine is given and gives back. Imports no torch: services and planners use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from nereus_common.core.ids import TensorName
+from nereus_common.core.plan import StagePlan
+from nereus_common.core.transfer import Box
+from nereus_common.engines.options import Optimizer, Rendezvous
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingOptions:
+    """Engine options of a training unit. `shared_prefix`: compute a group's prompt once for all its responses.
+
+    `threads` per process, 0: torch decides.
+    """
+
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    shared_prefix: bool = True
+    threads: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRankConfig:
+    """One rank of one training unit. All units of the model-stage meet at `rendezvous`.
+
+    `collective_timeout` seconds bounds every wait for another rank.
+    """
+
+    unit: str
+    model_path: str
+    stage: StagePlan
+    replica: int
+    rank: int
+    rendezvous: Rendezvous
+    options: TrainingOptions = field(default_factory=TrainingOptions)
+    seed: int = 0
+    transport: str = "ucx"
+    collective_timeout: float = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStepSpec:
+    """One optimizer update: from version `step` to `step + 1`.
+
+    loss: {"name": "grpo", …}. max_grad_norm: 0 for no clipping. global_tokens: unmasked response tokens of the whole
+    batch, over all units; the denominator of the loss.
+    """
+
+    step: int
+    loss: Mapping[str, Any]
+    learning_rate: float
+    max_grad_norm: float
+    global_tokens: int
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStepResult:
+    """Metrics of the global batch, the same on every rank; seconds by phase and peak memory of this rank."""
+
+    version: int
+    metrics: Mapping[str, float]
+    seconds: Mapping[str, float]
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorState:
+    """A rank's part of one tensor and of its optimizer state; the arrays are copies of shape `box.shape`."""
+
+    box: Box
+    parameter: NDArray[Any]
+    exp_avg: NDArray[Any]
+    exp_avg_sq: NDArray[Any]
+    step: int
+
+
+class TrainingEngine(Protocol):
+    """One rank's engine. Calls that reduce over ranks (`train_step`) are made on all ranks together."""
+
+    @property
+    def version(self) -> int: ...
+    def load(self, version: int) -> None: ...
+    def train_step(self, spec: TrainStepSpec, columns: Columns) -> TrainStepResult: ...
+    def boxes(self) -> Mapping[TensorName, tuple[Box, ...]]: ...
+    def wire_copies(self, wire_dtype: str) -> Mapping[TensorName, list[tuple[Box, NDArray[Any]]]]: ...
+    def digest(self, wire_dtype: str) -> int: ...
+    def state(self) -> Mapping[TensorName, TensorState]: ...
+    def load_state(self, state: Mapping[TensorName, TensorState], version: int) -> None: ...
+    def close(self) -> None: ...

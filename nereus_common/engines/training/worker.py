@@ -1,0 +1,65 @@
+"""The body of a training rank's process: the engine, and the transport that offers what it trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nereus_common.core.errors import StaleVersion
+from nereus_common.core.ids import TensorName
+from nereus_common.core.transfer import RankRef
+from nereus_common.engines.torch_model.exchange import RankHolding, open_transport
+from nereus_common.engines.training.base import (
+    Columns,
+    TensorState,
+    TrainingEngine,
+    TrainingRankConfig,
+    TrainStepResult,
+    TrainStepSpec,
+)
+from nereus_common.engines.training.torch_native import TorchTrainingEngine
+
+
+class TrainingWorker:
+    """All methods run on the main thread, one at a time; the transport serves pulls on threads of its own."""
+
+    def __init__(self, config: TrainingRankConfig) -> None:
+        self._config = config
+        self._engine: TrainingEngine = TorchTrainingEngine(config)
+        self._transport = open_transport(config.transport)
+
+    def load(self, version: int) -> None:
+        self._engine.load(version)
+
+    def train_step(self, spec: TrainStepSpec, columns: Columns) -> TrainStepResult:
+        """See `TorchTrainingEngine.train_step`. What was published stays: it is a copy."""
+        return self._engine.train_step(spec, columns)
+
+    def describe(self) -> RankHolding:
+        return RankHolding(self._config.rank, self._transport.address, self._engine.version, self._engine.boxes())
+
+    def publish(self, version: int, pin_timeout: float) -> None:
+        """Offer the state as `version` in the compute dtype; older versions are revoked after `pin_timeout` seconds.
+
+        Idempotent. StaleVersion when the engine holds another version.
+        """
+        if version != self._engine.version:
+            raise StaleVersion(
+                f"{self._config.unit} rank {self._config.rank} holds version {self._engine.version}, not {version}"
+            )
+        self._transport.retire(version, timeout=pin_timeout)
+        holder = RankRef(self._config.unit, self._config.rank)
+        self._transport.publish(holder, version, self._engine.wire_copies(self._config.stage.dtypes.compute))
+
+    def verify(self, wire_dtype: str) -> int:
+        """Digest of the boxes held, in the wire dtype."""
+        return self._engine.digest(wire_dtype)
+
+    def state(self) -> Mapping[TensorName, TensorState]:
+        return self._engine.state()
+
+    def load_state(self, state: Mapping[TensorName, TensorState], version: int) -> None:
+        self._engine.load_state(state, version)
+
+    def close(self) -> None:
+        self._transport.close()
+        self._engine.close()
