@@ -6,9 +6,11 @@ every one of them asks for SIGKILL when its parent dies. Shared memory here, by 
     psm_XXXXXXXX                              ring buffers between EngineCore and its workers (two per rank, at most)
     vllm_dist_UUID-tp:0-[RANKS]-cpushm_RANK   all-reduce buffers of tensor-parallel ranks on CPU
 
-Both are only looked up by name while the engine starts. They are unlinked as soon as every user has mapped them, so
-no end, however sudden, can leave one. Semaphores are unlinked by multiprocessing when they are made. Sockets and the
-rendezvous file live in the engine's scratch folder.
+    sem.mp-XXXXXXXX                           a lock of EngineCore's that all workers share
+
+The buffers are only looked up by name while the engine starts, and are unlinked as soon as every user has mapped them,
+so no end, however sudden, can leave one. The lock is unlinked by multiprocessing's tracker, or by the reaper of
+`nereus_common.workers` where that is killed too. Sockets and the rendezvous file live in the engine's scratch folder.
 """
 
 from __future__ import annotations
