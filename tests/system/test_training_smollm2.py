@@ -31,6 +31,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("smollm2")
     model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
     del model.config.quantization_config
+    model.hf_quantizer = None
     model.save_pretrained(folder)
     return folder
 

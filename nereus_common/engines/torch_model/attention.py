@@ -14,7 +14,10 @@ NAME = "nereus_segments"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """Rows [start, stop) of a pack; `mask` is added to the scores [S, S], None where the segment is plainly causal."""
+    """Rows [start, stop) of a pack; a segment starts where the one before it stops, the first at 0.
+
+    `mask` is added to the scores [S, S]; None where the segment is plainly causal.
+    """
 
     start: int
     stop: int
@@ -40,16 +43,17 @@ def attend(
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
-    parts = []
-    for segment in segments:
-        rows = slice(segment.start, segment.stop)
-        q, k, v = query[:, :, rows], key[:, :, rows], value[:, :, rows]
-        causal = segment.mask is None
-        parts.append(scaled_dot_product_attention(q, k, v, segment.mask, is_causal=causal, scale=scaling))
-    end = segments[-1].stop if segments else 0
+    # Split, not sliced: the backward of a split is one concatenation, that of a slice a whole tensor of zeros.
+    sizes = [segment.stop - segment.start for segment in segments]
+    sizes.append(query.shape[2] - sum(sizes))
+    *blocks, padding = zip(*(torch.split(tensor, sizes, dim=2) for tensor in (query, key, value)), strict=True)
+    parts = [
+        scaled_dot_product_attention(q, k, v, segment.mask, is_causal=segment.mask is None, scale=scaling)
+        for segment, (q, k, v) in zip(segments, blocks, strict=True)
+    ]
     # Zeros that still depend on all three: a pack without any segment must give every parameter a gradient, or its
     # rank would reduce fewer tensors than the others.
-    parts.append((query[:, :, end:] + key[:, :, end:] + value[:, :, end:]) * 0)
+    parts.append((padding[0] + padding[1] + padding[2]) * 0)
     return torch.cat(parts, dim=2).transpose(1, 2), None
 
 

@@ -77,6 +77,8 @@ def _shard_fully(stage: StageModel, world: World, compute: torch.dtype) -> None:
     for layer in stage.model.layers.values():
         fully_shard(layer, **options)
     fully_shard(stage, **options)
+    if world.data_parallel == 1:
+        return
     for module in fsdp_modules(stage):
         # The loss is divided by the global token count: gradients are summed, not averaged.
         module.set_force_sum_reduction_for_comms(True)
