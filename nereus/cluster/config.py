@@ -13,7 +13,7 @@ from nereus_common.core.errors import InvalidInput
 
 DATA_DIR_VARIABLE = "NEREUS_DATA_DIR"
 CPU_DEVICES = 4
-CPU_DEVICE_BYTES = 4 << 30
+CPU_DEVICE_BYTES = 6 << 30
 
 
 def default_data_dir() -> Path:

@@ -39,7 +39,7 @@ def demo_spec(devices: tuple[str, ...], *, task: str, steps: int, seed: int, hel
     spec = {
         "name": f"demo-{task.replace('_', '-')}",
         "model": MODEL,
-        "algorithm": {"groups_per_step": 16, "samples_per_group": 8, "kl_beta": 0.001},
+        "algorithm": {"groups_per_step": 16, "samples_per_group": 8},
         "sampling": {"temperature": 1.0, "max_tokens": chosen.max_tokens},
         "optimizer": {"learning_rate": 1e-5, "betas": (0.9, 0.99), "warmup_steps": 2},
         "steps": steps,

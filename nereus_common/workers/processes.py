@@ -118,12 +118,14 @@ def segments(pid: int) -> set[Segment]:
         text = (PROC / str(pid) / "maps").read_text(errors="replace")
     except (*_GONE, PermissionError):
         return set()
-    found = set()
-    for line in text.splitlines():
-        at = line.find(SHM)
-        if at >= 0 and not line.endswith(" (deleted)"):
-            found.add(Segment(line[at:], int(line.split(None, 5)[4])))
-    return found
+    inodes = {int(line.split(None, 5)[4]) for line in text.splitlines() if SHM in line}
+    return {Segment(path, inode) for inode, path in _names().items() if inode in inodes} if inodes else set()
+
+
+def _names() -> dict[int, str]:
+    """Inode → path of what lies in /dev/shm: a semaphore's creator maps it under a name that is gone already."""
+    with os.scandir(SHM) as entries:
+        return {entry.inode(): entry.path for entry in entries}
 
 
 def unlink(segment: Segment) -> None:

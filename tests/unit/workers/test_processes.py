@@ -50,3 +50,9 @@ def test_a_known_member_that_left_everything_still_belongs_with_its_children() -
 def test_a_zombie_is_not_alive() -> None:
     rows = table((10, 1, 10, "Z"), (11, 10, 10))
     assert pids(alive([ROOT, Identity(11, 110), Identity(12, 120)], rows)) == {11}
+
+
+def test_a_semaphore_belongs_to_its_creator_although_it_is_mapped_under_another_name() -> None:
+    lock = multiprocessing.get_context("spawn").Lock()
+    name = f"/dev/shm/sem.{lock._semlock.name.removeprefix('/')}"  # type: ignore[attr-defined]
+    assert processes.Segment(name, os.stat(name).st_ino) in processes.segments(os.getpid())
