@@ -55,6 +55,7 @@ class SyncReport(Payload):
     seconds: float
     model: str = "actor"
     version: int = 0
+    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class StepReport(Payload):
     reference_kl: float = 0.0
     training_seconds: Mapping[str, float] = field(default_factory=dict)
     training_peak_memory_bytes: int = 0
-    sync: Mapping[str, float] = field(default_factory=dict)
+    sync: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tokens_per_second(self) -> float:

@@ -34,11 +34,21 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass(frozen=True, slots=True)
 class Synced:
-    """What a weight sync moved; `bytes_moved` as counted at the transport."""
+    """What a weight sync moved; `bytes_moved` as counted at the transport, `phases` in seconds."""
 
     bytes_moved: int
     bytes_needed: int
     seconds: float
+    phases: Mapping[str, float]
+
+    def told(self) -> dict[str, Any]:
+        """As events tell it."""
+        return {
+            "bytes_moved": self.bytes_moved,
+            "bytes_needed": self.bytes_needed,
+            "seconds": self.seconds,
+            "phases": dict(self.phases),
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,9 +223,5 @@ def _step_event(
         "seconds": dict(seconds),
         "training_seconds": dict(updated.seconds),
         "training_peak_memory_bytes": updated.peak_memory_bytes,
-        "sync": {
-            "bytes_moved": synced.bytes_moved,
-            "bytes_needed": synced.bytes_needed,
-            "seconds": synced.seconds,
-        },
+        "sync": synced.told(),
     }

@@ -84,7 +84,7 @@ class JobRunner:
             placed, synced = await coordinator.place(self._job, FIRST_EPOCH, plan, spec, self._around.channels)
             await self._set_state(JobState.RUNNING, {"plan": json.loads(plan.to_json()), "plan_id": plan.id})
             for report in synced:
-                await self._emit("sync", _sync_event(0, report))
+                await self._emit("sync", {"version": 0, **report.told()})
             await RlLoop(spec, self._parts(coordinator, placed, prompts, rewards, tokenizer)).run()
         finally:
             await rewards.close()
@@ -171,15 +171,6 @@ class JobRunner:
 
 def _weighted(entry: Any) -> WeightedReward:
     return WeightedReward(entry.name, entry.weight, entry.timeout_seconds)
-
-
-def _sync_event(version: int, report: Synced) -> dict[str, Any]:
-    return {
-        "version": version,
-        "bytes_moved": report.bytes_moved,
-        "bytes_needed": report.bytes_needed,
-        "seconds": report.seconds,
-    }
 
 
 def _append(path: Path, line: str) -> None:

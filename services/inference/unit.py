@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from nereus_common.core.errors import IllegalTransition, ProcessLost
 from nereus_common.engines import options as engine_options
 from nereus_common.engines.inference.base import InferenceOptions, InferenceRankConfig
 from nereus_common.stages.base import Holding, PullOrder, RankHolding, RankPulled, UnitSpec
+from nereus_common.stages.cores import cores_per_rank
 from nereus_common.stages.worker_set import WorkerSet
 from nereus_common.state.dtypes import item_bytes
 from nereus_common.transport.base import PullItem, PullRequest
@@ -110,8 +111,14 @@ def _worker(spec: UnitSpec, rank: int, settings: InferenceSettings) -> WorkerSpe
         stage=spec.plan,
         rank=rank,
         rendezvous=engine_options.Rendezvous(meeting.host, meeting.port, meeting.prefix),
-        options=engine_options.parse_options(InferenceOptions, spec.options),
+        options=_options(spec),
         transport=settings.transport,
     )
     name = f"{spec.unit}.{rank}"
     return WorkerSpec(name, BODY, config, settings.log_dir / f"{name}.log")
+
+
+def _options(spec: UnitSpec) -> InferenceOptions:
+    """The job's options; unless they say otherwise, the ranks of the model-stage here share the cores evenly."""
+    given = engine_options.parse_options(InferenceOptions, spec.options)
+    return given if given.threads else replace(given, threads=cores_per_rank(spec))

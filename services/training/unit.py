@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from nereus_common.core.errors import IllegalTransition, ProcessLost
 from nereus_common.engines import options as engine_options
 from nereus_common.engines.training.base import TrainingOptions, TrainingRankConfig, TrainStepResult, TrainStepSpec
 from nereus_common.stages.base import Holding, PullOrder, RankHolding, RankPulled, UnitSpec
+from nereus_common.stages.cores import cores_per_rank
 from nereus_common.stages.worker_set import WorkerSet
 from nereus_common.workers import WorkerSpec
 
@@ -119,9 +120,15 @@ def _worker(spec: UnitSpec, rank: int, settings: TrainingSettings) -> WorkerSpec
         replica=spec.replica,
         rank=rank,
         rendezvous=engine_options.Rendezvous(meeting.host, meeting.port, meeting.prefix),
-        options=engine_options.parse_options(TrainingOptions, spec.options),
+        options=_options(spec),
         seed=spec.seed,
         transport=settings.transport,
     )
     name = f"{spec.unit}.{rank}"
     return WorkerSpec(name, BODY, config, settings.log_dir / f"{name}.log")
+
+
+def _options(spec: UnitSpec) -> TrainingOptions:
+    """The job's options; unless they say otherwise, the ranks of the model-stage here share the cores evenly."""
+    given = engine_options.parse_options(TrainingOptions, spec.options)
+    return given if given.threads else replace(given, threads=cores_per_rank(spec))

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+
 import pytest
 
+from nereus_common.workers import processes
 from nereus_common.workers.processes import Identity, Process, alive, family
 
 pytestmark = pytest.mark.fast
