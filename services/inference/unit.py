@@ -14,7 +14,7 @@ from nereus_common.core.errors import IllegalTransition, ProcessLost
 from nereus_common.engines import options as engine_options
 from nereus_common.engines.inference.base import InferenceOptions, InferenceRankConfig
 from nereus_common.stages.base import Holding, PullOrder, RankHolding, RankPulled, UnitSpec
-from nereus_common.stages.cores import cores_per_rank
+from nereus_common.stages.cores import KEEP_MEMORY, cores_per_rank
 from nereus_common.stages.worker_set import WorkerSet
 from nereus_common.state.dtypes import item_bytes
 from nereus_common.transport.base import PullItem, PullRequest
@@ -115,7 +115,7 @@ def _worker(spec: UnitSpec, rank: int, settings: InferenceSettings) -> WorkerSpe
         transport=settings.transport,
     )
     name = f"{spec.unit}.{rank}"
-    return WorkerSpec(name, BODY, config, settings.log_dir / f"{name}.log")
+    return WorkerSpec(name, BODY, config, settings.log_dir / f"{name}.log", KEEP_MEMORY)
 
 
 def _options(spec: UnitSpec) -> InferenceOptions:
