@@ -49,7 +49,7 @@ def attend(
     sizes = [segment.stop - segment.start for segment in segments]
     sizes.append(query.shape[2] - sum(sizes))
     *blocks, padding = zip(*(torch.split(tensor, sizes, dim=2) for tensor in (query, key, value)), strict=True)
-    parts = [_attend_within(segment, *block, scaling) for segment, block in zip(segments, blocks, strict=True)]
+    parts = [_attend_within(segment, q, k, v, scaling) for segment, (q, k, v) in zip(segments, blocks, strict=True)]
     # Zeros that still depend on all three: a pack without any segment must give every parameter a gradient, or its
     # rank would reduce fewer tensors than the others.
     parts.append((padding[0] + padding[1] + padding[2]) * 0)
