@@ -42,6 +42,7 @@ def attend(
 
     Called by Hugging Face attention layers through their attention interface.
     """
+    query, key = query.to(value.dtype), key.to(value.dtype)  # rotated in float32, rounded here
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)

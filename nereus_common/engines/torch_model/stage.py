@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nereus_common.core.ids import TensorName
 from nereus_common.engines.torch_model.head import token_logprobs
+from nereus_common.engines.torch_model.layer import Carried, add_and_norm, carry_residual
 from nereus_common.engines.torch_model.packs import PackTensors
 from nereus_common.engines.torch_model.world import World
 
@@ -26,6 +27,8 @@ class Body(nn.Module):
         self.embed_tokens: nn.Module | None = full.embed_tokens if world.first_stage else None
         self.layers = nn.ModuleDict({str(index): full.layers[index] for index in layers})
         self.norm: nn.Module | None = full.norm if world.last_stage else None
+        for layer in self.layers.values():
+            carry_residual(layer)
 
 
 class StageModel(nn.Module):
@@ -59,25 +62,35 @@ class StageModel(nn.Module):
     def forward(self, value: Tensor, index: Tensor) -> Tensor:
         """Token ids [1, T] or the previous stage's hidden states [1, T, H] → hidden states, or on the last stage the
         log-probs and entropies [1, 2, R] of the targets of pack `index`."""
-        assert self.rotary is not None
         pack = self.packs[int(index)]
         hidden = value if self.model.embed_tokens is None else self.model.embed_tokens(value)
-        rotation = self.rotary(hidden, position_ids=pack.positions)
+        carried: Carried = (hidden, None)
+        rotation = self._rotation(hidden, pack)
         for layer in self.model.layers.values():
-            hidden = self._layer(layer, hidden, rotation, pack)
-        return self._score(hidden, pack) if self.lm_head is not None else hidden
+            carried = self._layer(layer, carried, rotation, pack)
+        states, residual = carried
+        assert residual is not None, "a stage has at least one layer"
+        return self._score(states, residual, pack) if self.lm_head is not None else states + residual
 
-    def _layer(self, layer: nn.Module, hidden: Tensor, rotation: tuple[Tensor, Tensor], pack: PackTensors) -> Tensor:
-        def run(states: Tensor) -> Any:
-            return layer(states, position_embeddings=rotation, segments=pack.segments)
+    def _rotation(self, hidden: Tensor, pack: PackTensors) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, rounded as the sampler keeps them; wide, so that queries and keys are rounded once."""
+        assert self.rotary is not None
+        cosines, sines = self.rotary(hidden, position_ids=pack.positions)
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        return cosines.to(wide), sines.to(wide)
+
+    def _layer(self, layer: nn.Module, carried: Carried, rotation: tuple[Tensor, Tensor], pack: PackTensors) -> Carried:
+        def run(states: Tensor, residual: Tensor | None) -> Any:
+            return layer(states, residual, position_embeddings=rotation, segments=pack.segments)
 
         again = self.recompute and torch.is_grad_enabled()
-        output: Tensor = checkpoint(run, hidden, use_reentrant=False) if again else run(hidden)
+        output: Carried = checkpoint(run, *carried, use_reentrant=False) if again else run(*carried)
         return output
 
-    def _score(self, hidden: Tensor, pack: PackTensors) -> Tensor:
+    def _score(self, states: Tensor, residual: Tensor, pack: PackTensors) -> Tensor:
         assert self.model.norm is not None and self.lm_head is not None
-        rows = self.model.norm(hidden[0].index_select(0, pack.rows))
+        wanted, carried = (part[0].index_select(0, pack.rows) for part in (states, residual))
+        rows, _ = add_and_norm(self.model.norm, wanted, carried)
         weight = self.lm_head.weight
         logprobs, entropies = token_logprobs(
             rows,
