@@ -18,7 +18,7 @@ from nereus.events import JobEvent
 @speaks_plainly
 def demo(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results to this file.")] = None,
-    steps: Annotated[int, typer.Option(min=1, help="RL steps.")] = 20,
+    steps: Annotated[int, typer.Option(min=1, help="RL steps.")] = 16,
     task: Annotated[str, typer.Option(help="letter_counting or gcd.")] = "letter_counting",
     heldout: Annotated[int, typer.Option(min=1, help="Held-out questions.")] = 300,
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, order and sampling.")] = 0,

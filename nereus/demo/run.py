@@ -25,7 +25,7 @@ Report = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
     task: str = "letter_counting"
-    steps: int = 20
+    steps: int = 16
     seed: int = 0
     heldout: int = 300
 
