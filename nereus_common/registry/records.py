@@ -126,13 +126,17 @@ class LeaseStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServiceRecord:
-    """A running service. `role`: a stage, "controller" or "coordinator"; `target`: where its gRPC server listens."""
+    """A running service. `role`: a stage, "controller" or "coordinator"; `target`: where its gRPC server listens.
+
+    `log`: its log file on that node, for whoever has to say how it ended.
+    """
 
     name: str
     role: str
     target: str
     node: str
     devices: tuple[DeviceId, ...] = ()
+    log: str = ""
 
 
 @dataclass(frozen=True, slots=True)

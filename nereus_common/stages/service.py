@@ -27,7 +27,7 @@ async def serve_stage(
     settings: ServiceSettings, stage: Stage, make_host: MakeHost, add_work: Callable[[RpcServer, Units], None]
 ) -> None:
     """Serve until a signal. `add_work` adds the stage's own servicer to the server."""
-    logs.configure(settings.name)
+    logs.configure(settings.name, file=settings.log_path)
     units = Units(lambda spec: make_host(spec, _losing(spec)))
 
     def _losing(spec: UnitSpec) -> OnLost:
@@ -39,13 +39,17 @@ async def serve_stage(
     devices = [Device(one.id(settings.node), one.kind, one.memory_bytes) for one in settings.devices]
     async with await open_registry(settings.registry_url or "") as registry:
         await server.start()
-        record = ServiceRecord(
-            settings.name, str(stage), advertised(settings, server), settings.node, tuple(one.id for one in devices)
-        )
-        async with membership(registry, record, devices):
+        async with membership(registry, service_record(settings, stage, server), devices):
             await server.serve(units.release_all, settings.deadlines.drain)
 
 
-def advertised(settings: ServiceSettings, server: RpcServer) -> str:
-    """The target under which others reach the server."""
-    return f"{settings.advertise}:{server.port}" if settings.advertise else server.target
+def service_record(settings: ServiceSettings, role: str, server: RpcServer) -> ServiceRecord:
+    """What the registry tells others about a service that listens."""
+    return ServiceRecord(
+        name=settings.name,
+        role=str(role),
+        target=f"{settings.advertise}:{server.port}" if settings.advertise else server.target,
+        node=settings.node,
+        devices=tuple(device.id(settings.node) for device in settings.devices),
+        log=str(settings.log_path.absolute()),
+    )

@@ -10,11 +10,11 @@ from nereus.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from nereus_common.config import ServiceSettings
 from nereus_common.core.errors import NereusError
 from nereus_common.observe import logs
-from nereus_common.registry import ServiceRecord, open_registry
+from nereus_common.registry import open_registry
 from nereus_common.registry.membership import membership
 from nereus_common.rpc.pool import Channels
 from nereus_common.rpc.server import RpcServer, run
-from nereus_common.stages.service import advertised
+from nereus_common.stages.service import service_record
 
 from .jobs import Jobs
 from .runner import Surroundings
@@ -22,7 +22,7 @@ from .servicer import JobServicer
 
 
 async def serve(settings: ServiceSettings) -> None:
-    logs.configure(settings.name)
+    logs.configure(settings.name, file=settings.log_path)
     server = RpcServer(settings.name, settings.host, settings.port)
     async with (
         await open_registry(settings.registry_url or "") as registry,
@@ -32,7 +32,7 @@ async def serve(settings: ServiceSettings) -> None:
         jobs = Jobs(Surroundings(registry, channels, settings.data_dir / "jobs"), tasks)
         server.add(add_JobServiceServicer_to_server, JobServicer(jobs, registry))
         await server.start()
-        record = ServiceRecord(settings.name, "controller", advertised(settings, server), settings.node)
+        record = service_record(settings, "controller", server)
         async with membership(registry, record):
             await jobs.recover()
             await server.serve(jobs.close, settings.deadlines.drain)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nereus.spec import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE, JobSpec
-from nereus_common.core.errors import NereusError, Unavailable
+from nereus_common.core.errors import NereusError, ProcessLost, Unavailable
 from nereus_common.core.ids import JobId
 from nereus_common.core.plan import Plan
 from nereus_common.engines.rewards import RewardPool, WeightedReward
@@ -63,7 +63,7 @@ class JobRunner:
             raise
         except NereusError as error:
             log.warning("job %s failed: %s", self._job, error)
-            await self._end(JobState.FAILED, error)
+            await self._end(JobState.FAILED, await explained(error, self._around.registry))
         except Exception as bug:
             log.exception("job %s failed by a fault of ours", self._job)
             await self._end(JobState.FAILED, NereusError(f"{type(bug).__name__}: {bug}"))
@@ -167,6 +167,26 @@ class JobRunner:
     async def _update(self, change: Callable[[JobRecord], JobRecord]) -> None:
         stored: Versioned[JobRecord] = await self._around.registry.get_job(self._job)
         await self._around.registry.put_job(change(stored.value), expected=stored.revision)
+
+
+async def explained(error: NereusError, registry: Registry) -> NereusError:
+    """A target that cannot be reached is a service that is gone: say which, and how its log ends where it is here."""
+    if not isinstance(error, Unavailable):
+        return error
+    target = error.details.get("target")
+    for status in await registry.services():
+        if status.service.target == target:
+            return ProcessLost(
+                f"the {status.service.name} service on {status.service.node} is gone: {error.message}",
+                remedy="see its log, then restart the cluster and submit the job again",
+                process=status.service.name,
+                log="\n".join(await asyncio.to_thread(_tail, Path(status.service.log))),
+            )
+    return error
+
+
+def _tail(path: Path, lines: int = 20) -> list[str]:
+    return path.read_text(errors="replace").splitlines()[-lines:] if path.is_file() else []
 
 
 def _weighted(entry: Any) -> WeightedReward:

@@ -10,24 +10,24 @@ from nereus.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_ser
 from nereus_common.config import ServiceSettings
 from nereus_common.core.errors import NereusError
 from nereus_common.observe import logs
-from nereus_common.registry import ServiceRecord, open_registry
+from nereus_common.registry import open_registry
 from nereus_common.registry.membership import membership
 from nereus_common.rpc.pool import Channels
 from nereus_common.rpc.server import RpcServer, run
-from nereus_common.stages.service import advertised
+from nereus_common.stages.service import service_record
 
 from .jobs import PlacedJobs
 from .servicer import CoordinatorServicer
 
 
 async def serve(settings: ServiceSettings) -> None:
-    logs.configure(settings.name)
+    logs.configure(settings.name, file=settings.log_path)
     server = RpcServer(settings.name, settings.host, settings.port)
     async with await open_registry(settings.registry_url or "") as registry, Channels() as channels:
         jobs = PlacedJobs(registry, channels)
         server.add(add_CoordinatorServiceServicer_to_server, CoordinatorServicer(jobs))
         await server.start()
-        record = ServiceRecord(settings.name, "coordinator", advertised(settings, server), settings.node)
+        record = service_record(settings, "coordinator", server)
         async with membership(registry, record) as lease:
             jobs.lead(lease.fence)
             await server.serve(lambda: asyncio.sleep(0), settings.deadlines.drain)

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from nereus.cluster.state import ClusterState
+from nereus.cluster.config import ClusterConfig
+from nereus.cluster.down import down
+from nereus.cluster.state import ClusterFolder, ClusterState
+from nereus.cluster.up import up
 from nereus.events import JobState, StepReport
 from nereus.sync import SyncClient, SyncJobHandle
 from nereus_common.core.errors import Conflict, InvalidInput
@@ -131,3 +134,24 @@ def _worker(cluster: ClusterState, job: str, stage: str) -> int:
                 return one.pid
         time.sleep(0.2)
     raise AssertionError(f"no worker of {job}/{stage}")
+
+
+def test_a_killed_service_ends_its_job_by_name_and_leaves_no_process(tiny_model: Path, tmp_path: Path) -> None:
+    folder = ClusterFolder(tmp_path / "data")
+    state = up(folder, ClusterConfig(devices={"cpu0": 5 << 30, "cpu1": 5 << 30}))
+    try:
+        with SyncClient.connect(state.controller) as client:
+            job = client.submit(job_spec("orphan", tiny_model, engine="transformers", steps=FOREVER))
+            _wait_for_step(job)
+            training = state.member("training")
+            assert training is not None
+            os.kill(training.pid, signal.SIGKILL)
+            list(job.watch())
+            found = job.get()
+        assert (found.state, found.error_reason) == (JobState.FAILED, "PROCESS_LOST")
+        assert "the training service on node0 is gone" in found.error_message
+        assert any("training listens on" in line for line in found.error_log)
+    finally:
+        left = down(folder)
+    assert not left.killed
+    assert not processes.marked(state.mark, processes.snapshot())
