@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar, cast
 
@@ -18,6 +19,7 @@ from grpc_health.v1 import health, health_pb2
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
 
+from nereus_common.config import ServiceSettings
 from nereus_common.core.errors import InvalidInput, NereusError, ResourceExhausted
 from nereus_common.rpc.channels import OPTIONS
 from nereus_common.rpc.interceptors import Boundary
@@ -149,6 +151,19 @@ def _why_not(name: str, host: str, port: int) -> NereusError:
             f"{name} cannot listen on {host}:{port}: {refused}", remedy="use an address of this node", field="host"
         )
     return ResourceExhausted(f"{name}: port {port} on {host} was taken a moment ago", remedy="try again", port=port)
+
+
+def run_service(name: str, serve: Callable[[ServiceSettings], Coroutine[Any, Any, None]]) -> int:
+    """A service's `main`: settings from the command line and the environment, then `serve`; the exit status.
+
+    2 where the settings are wrong, said in one line.
+    """
+    try:
+        settings = ServiceSettings.from_argv(sys.argv[1:], os.environ)
+    except NereusError as wrong:
+        print(f"{name}: {wrong}", file=sys.stderr)
+        return 2
+    return run(serve(settings), settings.name)
 
 
 def run(main: Coroutine[Any, Any, None], name: str) -> int:

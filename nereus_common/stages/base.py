@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from nereus_common.core.emu import Unit
@@ -76,6 +77,14 @@ class RankPulled:
     bytes: int
     seconds: float
     digest: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostSettings:
+    """`log_dir`: where the processes of units write. `transport`: "ucx", or "loopback" inside one process."""
+
+    log_dir: Path
+    transport: str = "ucx"
 
 
 class UnitHost(Protocol):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc.aio
+from numpy.typing import NDArray
 
 from nereus.v1 import units_pb2 as pb
+from nereus.v1.columns_pb2 import ColumnChunk
 from nereus.v1.units_pb2_grpc import UnitServiceServicer
+from nereus_common.core.errors import InvalidInput
 from nereus_common.core.ids import UnitId
+from nereus_common.rpc import columns_from_chunks
 from nereus_common.stages import convert
 from nereus_common.stages.units import Units
 
@@ -19,6 +24,21 @@ def time_left(context: Context, limit: float) -> float:
     """Seconds until the caller gives up, at most `limit`."""
     remaining = context.time_remaining()
     return limit if remaining is None else min(limit, remaining)
+
+
+async def header_and_columns(requests: AsyncIterator[Any], method: str) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """A stream of one header and then column chunks, read to its end. InvalidInput when it is anything else."""
+    first = await anext(aiter(requests), None)
+    if first is None or not first.HasField("header"):
+        raise InvalidInput(f"{method}: the first message is not a header", field="header")
+
+    async def chunks() -> AsyncIterator[ColumnChunk]:
+        async for request in requests:
+            if not request.HasField("chunk"):
+                raise InvalidInput(f"{method}: a second header", remedy="send one header, then chunks", field="header")
+            yield request.chunk
+
+    return first.header, dict(await columns_from_chunks(chunks()))
 
 
 class UnitServicer(UnitServiceServicer):

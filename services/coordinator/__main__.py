@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 
 from nereus.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from nereus_common.config import ServiceSettings
-from nereus_common.core.errors import NereusError
 from nereus_common.observe import logs
 from nereus_common.registry import open_registry
 from nereus_common.registry.membership import membership
 from nereus_common.rpc.pool import Channels
-from nereus_common.rpc.server import RpcServer, run
+from nereus_common.rpc.server import RpcServer, run_service
 from nereus_common.stages.service import service_record
 
 from .jobs import PlacedJobs
@@ -33,14 +31,5 @@ async def serve(settings: ServiceSettings) -> None:
             await server.serve(lambda: asyncio.sleep(0), settings.deadlines.drain)
 
 
-def main() -> int:
-    try:
-        settings = ServiceSettings.from_argv(sys.argv[1:], os.environ)
-    except NereusError as wrong:
-        print(f"coordinator: {wrong}", file=sys.stderr)
-        return 2
-    return run(serve(settings), settings.name)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_service("coordinator", serve))

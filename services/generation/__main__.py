@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import os
 import sys
+from collections.abc import Coroutine
+from typing import Any
 
 from nereus.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from nereus_common.config import ServiceSettings
-from nereus_common.core.errors import NereusError
 from nereus_common.core.ids import Stage
-from nereus_common.rpc.server import run
+from nereus_common.rpc.server import run_service
+from nereus_common.stages.base import HostSettings
 from nereus_common.stages.service import serve_stage
 
 from .servicer import GenerationServicer
-from .unit import GenerationSettings, GenerationUnit
+from .unit import GenerationUnit
 
 
-def main() -> int:
-    try:
-        settings = ServiceSettings.from_argv(sys.argv[1:], os.environ)
-    except NereusError as wrong:
-        print(f"generation: {wrong}", file=sys.stderr)
-        return 2
-    unit_settings = GenerationSettings(settings.log_dir)
-    service = serve_stage(
+def serve(settings: ServiceSettings) -> Coroutine[Any, Any, None]:
+    host_settings = HostSettings(settings.log_dir)
+    return serve_stage(
         settings,
         Stage.GENERATION,
-        lambda spec, on_lost: GenerationUnit(spec, unit_settings, on_lost),
+        lambda spec, on_lost: GenerationUnit(spec, host_settings, on_lost),
         lambda server, units: server.add(add_GenerationServiceServicer_to_server, GenerationServicer(units)),
     )
-    return run(service, settings.name)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_service("generation", serve))

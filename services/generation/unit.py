@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from nereus_common.core.errors import ProcessLost, VerificationFailed
 from nereus_common.engines.generation.base import GenerationRequest, GenerationUnitConfig, Piece, WeightOrder
 from nereus_common.engines.generation.options import GenerationOptions
-from nereus_common.stages.base import Holding, PullOrder, RankHolding, RankPulled, UnitSpec
+from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankHolding, RankPulled, UnitSpec
 from nereus_common.stages.worker_set import WorkerSet
 from nereus_common.transport import PullItem
 from nereus_common.workers import WorkerSpec
@@ -18,18 +17,10 @@ BODY = "nereus_common.engines.generation.host:GenerationHost"
 DEFAULT_ENGINE = "vllm"
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationSettings:
-    """`log_dir`: where the processes of units write. `transport`: "ucx", or "loopback" inside one process."""
-
-    log_dir: Path
-    transport: str = "ucx"
-
-
 class GenerationUnit:
     """UnitHost over one engine host. `on_lost` hears of a process that ended unasked."""
 
-    def __init__(self, spec: UnitSpec, settings: GenerationSettings, on_lost: Callable[[ProcessLost], None]) -> None:
+    def __init__(self, spec: UnitSpec, settings: HostSettings, on_lost: Callable[[ProcessLost], None]) -> None:
         self._spec = spec
         self._devices = spec.plan.unit_devices(spec.replica)
         config = GenerationUnitConfig(

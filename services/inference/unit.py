@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from nereus_common.core.errors import IllegalTransition, ProcessLost
 from nereus_common.engines import options as engine_options
 from nereus_common.engines.inference.base import InferenceOptions, InferenceRankConfig
-from nereus_common.stages.base import Holding, PullOrder, RankHolding, RankPulled, UnitSpec
+from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankHolding, RankPulled, UnitSpec
 from nereus_common.stages.cores import KEEP_MEMORY, cores_per_rank
 from nereus_common.stages.worker_set import WorkerSet
 from nereus_common.state.dtypes import item_bytes
@@ -23,18 +22,10 @@ from nereus_common.workers import WorkerSpec
 BODY = "nereus_common.engines.inference.worker:InferenceWorker"
 
 
-@dataclass(frozen=True, slots=True)
-class InferenceSettings:
-    """`log_dir`: where the processes of units write. `transport`: "ucx", or "loopback" inside one process."""
-
-    log_dir: Path
-    transport: str = "ucx"
-
-
 class InferenceUnit:
     """UnitHost over one process per rank. `on_lost` hears of a process that ended unasked."""
 
-    def __init__(self, spec: UnitSpec, settings: InferenceSettings, on_lost: Callable[[ProcessLost], None]) -> None:
+    def __init__(self, spec: UnitSpec, settings: HostSettings, on_lost: Callable[[ProcessLost], None]) -> None:
         self._spec = spec
         self._devices = spec.plan.unit_devices(spec.replica)
         self._workers = WorkerSet([_worker(spec, rank, settings) for rank in range(len(self._devices))], on_lost)
@@ -103,7 +94,7 @@ class InferenceUnit:
         return scored[0]
 
 
-def _worker(spec: UnitSpec, rank: int, settings: InferenceSettings) -> WorkerSpec:
+def _worker(spec: UnitSpec, rank: int, settings: HostSettings) -> WorkerSpec:
     meeting = spec.rendezvous
     config = InferenceRankConfig(
         unit=spec.unit,

@@ -9,13 +9,11 @@ from typing import Any, cast
 import grpc.aio
 
 from nereus.v1 import training_pb2 as pb
-from nereus.v1.columns_pb2 import ColumnChunk
 from nereus.v1.training_pb2_grpc import TrainingServiceServicer
 from nereus_common.core.errors import InvalidInput
 from nereus_common.core.ids import UnitId
 from nereus_common.engines.training.base import TrainStepSpec
-from nereus_common.rpc import columns_from_chunks
-from nereus_common.stages.servicer import time_left
+from nereus_common.stages.servicer import header_and_columns, time_left
 from nereus_common.stages.units import Units
 
 from .unit import TrainingUnit
@@ -32,11 +30,7 @@ class TrainingServicer(TrainingServiceServicer):
     async def TrainStep(
         self, request_iterator: AsyncIterator[pb.TrainStepRequest], context: Context
     ) -> pb.TrainStepResponse:
-        first = await anext(aiter(request_iterator), None)
-        if first is None or not first.HasField("header"):
-            raise InvalidInput("TrainStep: the first message is not a header", field="header")
-        header = first.header
-        columns = await columns_from_chunks(_chunks(request_iterator))
+        header, columns = await header_and_columns(request_iterator, "TrainStep")
         async with self._units.working(UnitId(header.unit_id), header.epoch) as entry:
             unit = cast("TrainingUnit", entry.host)
             result = await unit.train(
@@ -51,13 +45,6 @@ class TrainingServicer(TrainingServiceServicer):
             seconds=dict(result.seconds),
             peak_memory_bytes=result.peak_memory_bytes,
         )
-
-
-async def _chunks(requests: AsyncIterator[pb.TrainStepRequest]) -> AsyncIterator[ColumnChunk]:
-    async for request in requests:
-        if not request.HasField("chunk"):
-            raise InvalidInput("TrainStep: a second header", remedy="send one header, then chunks", field="header")
-        yield request.chunk
 
 
 def _step_from_pb(header: pb.TrainStepHeader) -> TrainStepSpec:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from nereus_common.core.errors import IllegalTransition, ProcessLost
 from nereus_common.engines import options as engine_options
 from nereus_common.engines.training.base import TrainingOptions, TrainingRankConfig, TrainStepResult, TrainStepSpec
-from nereus_common.stages.base import Holding, PullOrder, RankHolding, RankPulled, UnitSpec
+from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankHolding, RankPulled, UnitSpec
 from nereus_common.stages.cores import KEEP_MEMORY, cores_per_rank
 from nereus_common.stages.worker_set import WorkerSet
 from nereus_common.workers import WorkerSpec
@@ -21,18 +20,10 @@ from nereus_common.workers import WorkerSpec
 BODY = "nereus_common.engines.training.worker:TrainingWorker"
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingSettings:
-    """`log_dir`: where the processes of units write. `transport`: "ucx", or "loopback" inside one process."""
-
-    log_dir: Path
-    transport: str = "ucx"
-
-
 class TrainingUnit:
     """UnitHost over one process per rank. `on_lost` hears of a process that ended unasked."""
 
-    def __init__(self, spec: UnitSpec, settings: TrainingSettings, on_lost: Callable[[ProcessLost], None]) -> None:
+    def __init__(self, spec: UnitSpec, settings: HostSettings, on_lost: Callable[[ProcessLost], None]) -> None:
         self._spec = spec
         self._devices = spec.plan.unit_devices(spec.replica)
         self._workers = WorkerSet([_worker(spec, rank, settings) for rank in range(len(self._devices))], on_lost)
@@ -111,7 +102,7 @@ class TrainingUnit:
         return result
 
 
-def _worker(spec: UnitSpec, rank: int, settings: TrainingSettings) -> WorkerSpec:
+def _worker(spec: UnitSpec, rank: int, settings: HostSettings) -> WorkerSpec:
     meeting = spec.rendezvous
     config = TrainingRankConfig(
         unit=spec.unit,
