@@ -26,7 +26,7 @@ from nereus.v1 import plan_pb2 as nereus_dot_v1_dot_plan__pb2
 from nereus.v1 import units_pb2 as nereus_dot_v1_dot_units__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bnereus/v1/coordinator.proto\x12\tnereus.v1\x1a\x14nereus/v1/plan.proto\x1a\x15nereus/v1/units.proto\"\x87\x02\n\x0bModelEngine\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.nereus.v1.Model\x12\x34\n\x07\x65ngines\x18\x02 \x03(\x0b\x32#.nereus.v1.ModelEngine.EnginesEntry\x12=\n\x0coptions_json\x18\x03 \x03(\x0b\x32\'.nereus.v1.ModelEngine.OptionsJsonEntry\x1a.\n\x0c\x45nginesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10OptionsJsonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x9e\x01\n\x0fPlaceJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1d\n\x04plan\x18\x03 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12&\n\x06models\x18\x04 \x03(\x0b\x32\x16.nereus.v1.ModelEngine\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\x12\x0c\n\x04seed\x18\x06 \x01(\x04\"T\n\nPlacedUnit\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\x13\n\x0bmodel_stage\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x0f\n\x07service\x18\x04 \x01(\t\"^\n\x10PlaceJobResponse\x12$\n\x05units\x18\x01 \x03(\x0b\x32\x15.nereus.v1.PlacedUnit\x12$\n\x05syncs\x18\x02 \x03(\x0b\x32\x15.nereus.v1.SyncReport\"l\n\x12SyncWeightsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"\xca\x01\n\nSyncReport\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x13\n\x0b\x62ytes_moved\x18\x03 \x01(\x04\x12\x14\n\x0c\x62ytes_needed\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12\x31\n\x06phases\x18\x06 \x03(\x0b\x32!.nereus.v1.SyncReport.PhasesEntry\x1a-\n\x0bPhasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"<\n\x13SyncWeightsResponse\x12%\n\x06report\x18\x01 \x01(\x0b\x32\x15.nereus.v1.SyncReport\"#\n\x11ReleaseJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x14\n\x12ReleaseJobResponse2\xf2\x01\n\x12\x43oordinatorService\x12\x43\n\x08PlaceJob\x12\x1a.nereus.v1.PlaceJobRequest\x1a\x1b.nereus.v1.PlaceJobResponse\x12L\n\x0bSyncWeights\x12\x1d.nereus.v1.SyncWeightsRequest\x1a\x1e.nereus.v1.SyncWeightsResponse\x12I\n\nReleaseJob\x12\x1c.nereus.v1.ReleaseJobRequest\x1a\x1d.nereus.v1.ReleaseJobResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bnereus/v1/coordinator.proto\x12\tnereus.v1\x1a\x14nereus/v1/plan.proto\x1a\x15nereus/v1/units.proto\"\x87\x02\n\x0bModelEngine\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.nereus.v1.Model\x12\x34\n\x07\x65ngines\x18\x02 \x03(\x0b\x32#.nereus.v1.ModelEngine.EnginesEntry\x12=\n\x0coptions_json\x18\x03 \x03(\x0b\x32\'.nereus.v1.ModelEngine.OptionsJsonEntry\x1a.\n\x0c\x45nginesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10OptionsJsonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc3\x01\n\x0fPlaceJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1d\n\x04plan\x18\x03 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12&\n\x06models\x18\x04 \x03(\x0b\x32\x16.nereus.v1.ModelEngine\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x0f\n\x07version\x18\x07 \x01(\x03\x12\x12\n\ncheckpoint\x18\x08 \x01(\t\"T\n\nPlacedUnit\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\x13\n\x0bmodel_stage\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x0f\n\x07service\x18\x04 \x01(\t\"^\n\x10PlaceJobResponse\x12$\n\x05units\x18\x01 \x03(\x0b\x32\x15.nereus.v1.PlacedUnit\x12$\n\x05syncs\x18\x02 \x03(\x0b\x32\x15.nereus.v1.SyncReport\"l\n\x12SyncWeightsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"\xca\x01\n\nSyncReport\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x13\n\x0b\x62ytes_moved\x18\x03 \x01(\x04\x12\x14\n\x0c\x62ytes_needed\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12\x31\n\x06phases\x18\x06 \x03(\x0b\x32!.nereus.v1.SyncReport.PhasesEntry\x1a-\n\x0bPhasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"<\n\x13SyncWeightsResponse\x12%\n\x06report\x18\x01 \x01(\x0b\x32\x15.nereus.v1.SyncReport\"#\n\x11ReleaseJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x14\n\x12ReleaseJobResponse2\xf2\x01\n\x12\x43oordinatorService\x12\x43\n\x08PlaceJob\x12\x1a.nereus.v1.PlaceJobRequest\x1a\x1b.nereus.v1.PlaceJobResponse\x12L\n\x0bSyncWeights\x12\x1d.nereus.v1.SyncWeightsRequest\x1a\x1e.nereus.v1.SyncWeightsResponse\x12I\n\nReleaseJob\x12\x1c.nereus.v1.ReleaseJobRequest\x1a\x1d.nereus.v1.ReleaseJobResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,23 +46,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELENGINE_OPTIONSJSONENTRY']._serialized_start=301
   _globals['_MODELENGINE_OPTIONSJSONENTRY']._serialized_end=351
   _globals['_PLACEJOBREQUEST']._serialized_start=354
-  _globals['_PLACEJOBREQUEST']._serialized_end=512
-  _globals['_PLACEDUNIT']._serialized_start=514
-  _globals['_PLACEDUNIT']._serialized_end=598
-  _globals['_PLACEJOBRESPONSE']._serialized_start=600
-  _globals['_PLACEJOBRESPONSE']._serialized_end=694
-  _globals['_SYNCWEIGHTSREQUEST']._serialized_start=696
-  _globals['_SYNCWEIGHTSREQUEST']._serialized_end=804
-  _globals['_SYNCREPORT']._serialized_start=807
-  _globals['_SYNCREPORT']._serialized_end=1009
-  _globals['_SYNCREPORT_PHASESENTRY']._serialized_start=964
-  _globals['_SYNCREPORT_PHASESENTRY']._serialized_end=1009
-  _globals['_SYNCWEIGHTSRESPONSE']._serialized_start=1011
-  _globals['_SYNCWEIGHTSRESPONSE']._serialized_end=1071
-  _globals['_RELEASEJOBREQUEST']._serialized_start=1073
-  _globals['_RELEASEJOBREQUEST']._serialized_end=1108
-  _globals['_RELEASEJOBRESPONSE']._serialized_start=1110
-  _globals['_RELEASEJOBRESPONSE']._serialized_end=1130
-  _globals['_COORDINATORSERVICE']._serialized_start=1133
-  _globals['_COORDINATORSERVICE']._serialized_end=1375
+  _globals['_PLACEJOBREQUEST']._serialized_end=549
+  _globals['_PLACEDUNIT']._serialized_start=551
+  _globals['_PLACEDUNIT']._serialized_end=635
+  _globals['_PLACEJOBRESPONSE']._serialized_start=637
+  _globals['_PLACEJOBRESPONSE']._serialized_end=731
+  _globals['_SYNCWEIGHTSREQUEST']._serialized_start=733
+  _globals['_SYNCWEIGHTSREQUEST']._serialized_end=841
+  _globals['_SYNCREPORT']._serialized_start=844
+  _globals['_SYNCREPORT']._serialized_end=1046
+  _globals['_SYNCREPORT_PHASESENTRY']._serialized_start=1001
+  _globals['_SYNCREPORT_PHASESENTRY']._serialized_end=1046
+  _globals['_SYNCWEIGHTSRESPONSE']._serialized_start=1048
+  _globals['_SYNCWEIGHTSRESPONSE']._serialized_end=1108
+  _globals['_RELEASEJOBREQUEST']._serialized_start=1110
+  _globals['_RELEASEJOBREQUEST']._serialized_end=1145
+  _globals['_RELEASEJOBRESPONSE']._serialized_start=1147
+  _globals['_RELEASEJOBRESPONSE']._serialized_end=1167
+  _globals['_COORDINATORSERVICE']._serialized_start=1170
+  _globals['_COORDINATORSERVICE']._serialized_end=1412
 # @@protoc_insertion_point(module_scope)

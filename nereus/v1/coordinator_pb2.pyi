@@ -100,10 +100,16 @@ class PlaceJobRequest(_message.Message):
     MODELS_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     epoch: _builtins.int
     timeout_seconds: _builtins.float
     seed: _builtins.int
+    version: _builtins.int
+    """The version that the trained models are loaded as."""
+    checkpoint: _builtins.str
+    """A complete checkpoint's folder to load trained models from; empty: from their model folders."""
     @_builtins.property
     def plan(self) -> _plan_pb2.Plan: ...
     @_builtins.property
@@ -117,10 +123,12 @@ class PlaceJobRequest(_message.Message):
         models: _abc.Iterable[Global___ModelEngine] | None = ...,
         timeout_seconds: _builtins.float = ...,
         seed: _builtins.int = ...,
+        version: _builtins.int = ...,
+        checkpoint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "job_id", b"job_id", "models", b"models", "plan", b"plan", "seed", b"seed", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "epoch", b"epoch", "job_id", b"job_id", "models", b"models", "plan", b"plan", "seed", b"seed", "timeout_seconds", b"timeout_seconds", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -88,6 +88,7 @@ class GenerateRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     STREAM_INTERVAL_FIELD_NUMBER: _builtins.int
+    ACROSS_VERSIONS_FIELD_NUMBER: _builtins.int
     unit_id: _builtins.str
     epoch: _builtins.int
     request_id: _builtins.str
@@ -97,6 +98,8 @@ class GenerateRequest(_message.Message):
     """The version the caller expects to be served; STALE_VERSION otherwise. -1: whatever is served."""
     stream_interval: _builtins.int
     """Tokens per piece; 0: whole sequences."""
+    across_versions: _builtins.bool
+    """Let new weights interrupt the request instead of waiting for its end."""
     @_builtins.property
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -112,10 +115,11 @@ class GenerateRequest(_message.Message):
         sampling: Global___Sampling | None = ...,
         version: _builtins.int = ...,
         stream_interval: _builtins.int = ...,
+        across_versions: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "samples", b"samples", "sampling", b"sampling", "stream_interval", b"stream_interval", "unit_id", b"unit_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["across_versions", b"across_versions", "epoch", b"epoch", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "samples", b"samples", "sampling", b"sampling", "stream_interval", b"stream_interval", "unit_id", b"unit_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

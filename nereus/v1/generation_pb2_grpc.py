@@ -50,7 +50,8 @@ class GenerationServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Generate(self, request, context):
-        """Sample from one prompt. Streams pieces of `samples` sequences as they grow; the last piece of each has a finish
+        """Sample from one prompt. With `across_versions` new weights interrupt the samples, and they go on under them from
+        the tokens they have; each piece says which version sampled it. Streams pieces of `samples` sequences as they grow; the last piece of each has a finish
         reason. Cancelling the call aborts what is unfinished. NOT_FOUND, ILLEGAL_TRANSITION (not serving), PROCESS_LOST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -15,7 +15,8 @@ GRPC_VERSION: str
 class GenerationServiceStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_generation_pb2.GenerateRequest, _generation_pb2.GenerateResponse]
-    """Sample from one prompt. Streams pieces of `samples` sequences as they grow; the last piece of each has a finish
+    """Sample from one prompt. With `across_versions` new weights interrupt the samples, and they go on under them from
+    the tokens they have; each piece says which version sampled it. Streams pieces of `samples` sequences as they grow; the last piece of each has a finish
     reason. Cancelling the call aborts what is unfinished. NOT_FOUND, ILLEGAL_TRANSITION (not serving), PROCESS_LOST.
     """
     AbortGeneration: _aio.UnaryUnaryMultiCallable[_generation_pb2.AbortGenerationRequest, _generation_pb2.AbortGenerationResponse]
@@ -28,7 +29,8 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _generation_pb2.GenerateRequest,
         context: _aio.ServicerContext[_generation_pb2.GenerateRequest, _abc.AsyncIterator[_generation_pb2.GenerateResponse]],
     ) -> _abc.AsyncIterator[_generation_pb2.GenerateResponse]:
-        """Sample from one prompt. Streams pieces of `samples` sequences as they grow; the last piece of each has a finish
+        """Sample from one prompt. With `across_versions` new weights interrupt the samples, and they go on under them from
+        the tokens they have; each piece says which version sampled it. Streams pieces of `samples` sequences as they grow; the last piece of each has a finish
         reason. Cancelling the call aborts what is unfinished. NOT_FOUND, ILLEGAL_TRANSITION (not serving), PROCESS_LOST.
         """
 

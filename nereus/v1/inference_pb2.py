@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from nereus.v1 import columns_pb2 as nereus_dot_v1_dot_columns__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19nereus/v1/inference.proto\x12\tnereus.v1\x1a\x17nereus/v1/columns.proto\"B\n\x0bScoreHeader\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\"i\n\x0cScoreRequest\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.nereus.v1.ScoreHeaderH\x00\x12\'\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x16.nereus.v1.ColumnChunkH\x00\x42\x06\n\x04part\"6\n\rScoreResponse\x12%\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x16.nereus.v1.ColumnChunk2R\n\x10InferenceService\x12>\n\x05Score\x12\x17.nereus.v1.ScoreRequest\x1a\x18.nereus.v1.ScoreResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19nereus/v1/inference.proto\x12\tnereus.v1\x1a\x17nereus/v1/columns.proto\"P\n\x0bScoreHeader\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x13\n\x0btemperature\x18\x03 \x01(\x01\x12\x0c\n\x04work\x18\x04 \x01(\t\"i\n\x0cScoreRequest\x12(\n\x06header\x18\x01 \x01(\x0b\x32\x16.nereus.v1.ScoreHeaderH\x00\x12\'\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x16.nereus.v1.ColumnChunkH\x00\x42\x06\n\x04part\"6\n\rScoreResponse\x12%\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x16.nereus.v1.ColumnChunk2R\n\x10InferenceService\x12>\n\x05Score\x12\x17.nereus.v1.ScoreRequest\x1a\x18.nereus.v1.ScoreResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,11 +33,11 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'nereus.v1.inference_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SCOREHEADER']._serialized_start=65
-  _globals['_SCOREHEADER']._serialized_end=131
-  _globals['_SCOREREQUEST']._serialized_start=133
-  _globals['_SCOREREQUEST']._serialized_end=238
-  _globals['_SCORERESPONSE']._serialized_start=240
-  _globals['_SCORERESPONSE']._serialized_end=294
-  _globals['_INFERENCESERVICE']._serialized_start=296
-  _globals['_INFERENCESERVICE']._serialized_end=378
+  _globals['_SCOREHEADER']._serialized_end=145
+  _globals['_SCOREREQUEST']._serialized_start=147
+  _globals['_SCOREREQUEST']._serialized_end=252
+  _globals['_SCORERESPONSE']._serialized_start=254
+  _globals['_SCORERESPONSE']._serialized_end=308
+  _globals['_INFERENCESERVICE']._serialized_start=310
+  _globals['_INFERENCESERVICE']._serialized_end=392
 # @@protoc_insertion_point(module_scope)

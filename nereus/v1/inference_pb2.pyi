@@ -24,19 +24,23 @@ class ScoreHeader(_message.Message):
     UNIT_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     TEMPERATURE_FIELD_NUMBER: _builtins.int
+    WORK_FIELD_NUMBER: _builtins.int
     unit_id: _builtins.str
     epoch: _builtins.int
     temperature: _builtins.float
+    work: _builtins.str
+    """"logprobs" (the default): of each response token. "values": before each response token. "scores": of each response."""
     def __init__(
         self,
         *,
         unit_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         temperature: _builtins.float = ...,
+        work: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "temperature", b"temperature", "unit_id", b"unit_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "temperature", b"temperature", "unit_id", b"unit_id", "work", b"work"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,8 +45,8 @@ class InferenceServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Score(self, request_iterator, context):
-        """Log-probabilities of given tokens. The request is a header, then the columns of a rollout batch; the response is
-        the column "logprobs", one float32 per response token. INVALID_INPUT, PROCESS_LOST.
+        """What a model says of given tokens. The request is a header, then the columns of a rollout batch; the response is one
+        float32 column named after the work. INVALID_INPUT (also: a head that cannot do the work), PROCESS_LOST.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -15,8 +15,8 @@ GRPC_VERSION: str
 class InferenceServiceStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     Score: _aio.StreamStreamMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]
-    """Log-probabilities of given tokens. The request is a header, then the columns of a rollout batch; the response is
-    the column "logprobs", one float32 per response token. INVALID_INPUT, PROCESS_LOST.
+    """What a model says of given tokens. The request is a header, then the columns of a rollout batch; the response is one
+    float32 column named after the work. INVALID_INPUT (also: a head that cannot do the work), PROCESS_LOST.
     """
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -26,8 +26,8 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_inference_pb2.ScoreRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_inference_pb2.ScoreRequest], _abc.AsyncIterator[_inference_pb2.ScoreResponse]],
     ) -> _abc.AsyncIterator[_inference_pb2.ScoreResponse]:
-        """Log-probabilities of given tokens. The request is a header, then the columns of a rollout batch; the response is
-        the column "logprobs", one float32 per response token. INVALID_INPUT, PROCESS_LOST.
+        """What a model says of given tokens. The request is a header, then the columns of a rollout batch; the response is one
+        float32 column named after the work. INVALID_INPUT (also: a head that cannot do the work), PROCESS_LOST.
         """
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _aio.Server) -> None: ...

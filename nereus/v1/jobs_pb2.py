@@ -26,45 +26,53 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from nereus.v1 import plan_pb2 as nereus_dot_v1_dot_plan__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14nereus/v1/jobs.proto\x12\tnereus.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14nereus/v1/plan.proto\"\xb6\x02\n\x03Job\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\"\n\x05state\x18\x02 \x01(\x0e\x32\x13.nereus.v1.JobState\x12\x11\n\tspec_json\x18\x03 \x01(\t\x12\x1d\n\x04plan\x18\x04 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x12\n\nsteps_done\x18\x06 \x01(\x04\x12\x14\n\x0c\x65rror_reason\x18\x07 \x01(\t\x12\x15\n\rerror_message\x18\x08 \x01(\t\x12\x11\n\terror_log\x18\t \x03(\t\x12+\n\x07\x63reated\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05\x65nded\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x66older\x18\x0c \x01(\t\"5\n\x10SubmitJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\"0\n\x11SubmitJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.nereus.v1.Job\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"-\n\x0eGetJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.nereus.v1.Job\"\x11\n\x0fListJobsRequest\"0\n\x10ListJobsResponse\x12\x1c\n\x04jobs\x18\x01 \x03(\x0b\x32\x0e.nereus.v1.Job\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"0\n\x11\x43\x61ncelJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.nereus.v1.Job\"9\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_revision\x18\x02 \x01(\t\"r\n\x10WatchJobResponse\x12\x10\n\x08revision\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x14\n\x0cpayload_json\x18\x04 \x01(\t\"\x19\n\x17GetClusterStatusRequest\"^\n\x06\x44\x65vice\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\x12\x15\n\rgranted_bytes\x18\x04 \x01(\x04\x12\r\n\x05units\x18\x05 \x03(\t\"J\n\rServiceStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\r\n\x05\x61live\x18\x04 \x01(\x08\"j\n\x18GetClusterStatusResponse\x12\"\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x11.nereus.v1.Device\x12*\n\x08services\x18\x02 \x03(\x0b\x32\x18.nereus.v1.ServiceStatus*\xb2\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_PENDING\x10\x01\x12\x15\n\x11JOB_STATE_PLACING\x10\x02\x12\x15\n\x11JOB_STATE_RUNNING\x10\x03\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x04\x12\x14\n\x10JOB_STATE_FAILED\x10\x05\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x06\x32\xc4\x03\n\nJobService\x12\x46\n\tSubmitJob\x12\x1b.nereus.v1.SubmitJobRequest\x1a\x1c.nereus.v1.SubmitJobResponse\x12=\n\x06GetJob\x12\x18.nereus.v1.GetJobRequest\x1a\x19.nereus.v1.GetJobResponse\x12\x43\n\x08ListJobs\x12\x1a.nereus.v1.ListJobsRequest\x1a\x1b.nereus.v1.ListJobsResponse\x12\x46\n\tCancelJob\x12\x1b.nereus.v1.CancelJobRequest\x1a\x1c.nereus.v1.CancelJobResponse\x12\x45\n\x08WatchJob\x12\x1a.nereus.v1.WatchJobRequest\x1a\x1b.nereus.v1.WatchJobResponse0\x01\x12[\n\x10GetClusterStatus\x12\".nereus.v1.GetClusterStatusRequest\x1a#.nereus.v1.GetClusterStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14nereus/v1/jobs.proto\x12\tnereus.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14nereus/v1/plan.proto\"\xcf\x02\n\x03Job\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\"\n\x05state\x18\x02 \x01(\x0e\x32\x13.nereus.v1.JobState\x12\x11\n\tspec_json\x18\x03 \x01(\t\x12\x1d\n\x04plan\x18\x04 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\x12\x12\n\nsteps_done\x18\x06 \x01(\x04\x12\x14\n\x0c\x65rror_reason\x18\x07 \x01(\t\x12\x15\n\rerror_message\x18\x08 \x01(\t\x12\x11\n\terror_log\x18\t \x03(\t\x12+\n\x07\x63reated\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05\x65nded\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06\x66older\x18\x0c \x01(\t\x12\x17\n\x0f\x63heckpoint_step\x18\r \x01(\x04\"5\n\x10SubmitJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tspec_json\x18\x02 \x01(\t\"0\n\x11SubmitJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.nereus.v1.Job\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"-\n\x0eGetJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.nereus.v1.Job\"\x11\n\x0fListJobsRequest\"0\n\x10ListJobsResponse\x12\x1c\n\x04jobs\x18\x01 \x03(\x0b\x32\x0e.nereus.v1.Job\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"0\n\x11\x43\x61ncelJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.nereus.v1.Job\"D\n\x10ResumeJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x11\n\tplan_json\x18\x02 \x01(\t\x12\r\n\x05steps\x18\x03 \x01(\x04\"0\n\x11ResumeJobResponse\x12\x1b\n\x03job\x18\x01 \x01(\x0b\x32\x0e.nereus.v1.Job\"@\n\x11GetSamplesRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05limit\x18\x03 \x01(\r\"*\n\x12GetSamplesResponse\x12\x14\n\x0csamples_json\x18\x01 \x03(\t\"9\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_revision\x18\x02 \x01(\t\"r\n\x10WatchJobResponse\x12\x10\n\x08revision\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x14\n\x0cpayload_json\x18\x04 \x01(\t\"\x19\n\x17GetClusterStatusRequest\"^\n\x06\x44\x65vice\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x04\x12\x15\n\rgranted_bytes\x18\x04 \x01(\x04\x12\r\n\x05units\x18\x05 \x03(\t\"J\n\rServiceStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\x0c\n\x04node\x18\x03 \x01(\t\x12\r\n\x05\x61live\x18\x04 \x01(\x08\"j\n\x18GetClusterStatusResponse\x12\"\n\x07\x64\x65vices\x18\x01 \x03(\x0b\x32\x11.nereus.v1.Device\x12*\n\x08services\x18\x02 \x03(\x0b\x32\x18.nereus.v1.ServiceStatus*\xb2\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x15\n\x11JOB_STATE_PENDING\x10\x01\x12\x15\n\x11JOB_STATE_PLACING\x10\x02\x12\x15\n\x11JOB_STATE_RUNNING\x10\x03\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x04\x12\x14\n\x10JOB_STATE_FAILED\x10\x05\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x06\x32\xd7\x04\n\nJobService\x12\x46\n\tSubmitJob\x12\x1b.nereus.v1.SubmitJobRequest\x1a\x1c.nereus.v1.SubmitJobResponse\x12=\n\x06GetJob\x12\x18.nereus.v1.GetJobRequest\x1a\x19.nereus.v1.GetJobResponse\x12\x43\n\x08ListJobs\x12\x1a.nereus.v1.ListJobsRequest\x1a\x1b.nereus.v1.ListJobsResponse\x12\x46\n\tCancelJob\x12\x1b.nereus.v1.CancelJobRequest\x1a\x1c.nereus.v1.CancelJobResponse\x12\x46\n\tResumeJob\x12\x1b.nereus.v1.ResumeJobRequest\x1a\x1c.nereus.v1.ResumeJobResponse\x12I\n\nGetSamples\x12\x1c.nereus.v1.GetSamplesRequest\x1a\x1d.nereus.v1.GetSamplesResponse\x12\x45\n\x08WatchJob\x12\x1a.nereus.v1.WatchJobRequest\x1a\x1b.nereus.v1.WatchJobResponse0\x01\x12[\n\x10GetClusterStatus\x12\".nereus.v1.GetClusterStatusRequest\x1a#.nereus.v1.GetClusterStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'nereus.v1.jobs_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOBSTATE']._serialized_start=1226
-  _globals['_JOBSTATE']._serialized_end=1404
+  _globals['_JOBSTATE']._serialized_start=1481
+  _globals['_JOBSTATE']._serialized_end=1659
   _globals['_JOB']._serialized_start=91
-  _globals['_JOB']._serialized_end=401
-  _globals['_SUBMITJOBREQUEST']._serialized_start=403
-  _globals['_SUBMITJOBREQUEST']._serialized_end=456
-  _globals['_SUBMITJOBRESPONSE']._serialized_start=458
-  _globals['_SUBMITJOBRESPONSE']._serialized_end=506
-  _globals['_GETJOBREQUEST']._serialized_start=508
-  _globals['_GETJOBREQUEST']._serialized_end=539
-  _globals['_GETJOBRESPONSE']._serialized_start=541
-  _globals['_GETJOBRESPONSE']._serialized_end=586
-  _globals['_LISTJOBSREQUEST']._serialized_start=588
-  _globals['_LISTJOBSREQUEST']._serialized_end=605
-  _globals['_LISTJOBSRESPONSE']._serialized_start=607
-  _globals['_LISTJOBSRESPONSE']._serialized_end=655
-  _globals['_CANCELJOBREQUEST']._serialized_start=657
-  _globals['_CANCELJOBREQUEST']._serialized_end=691
-  _globals['_CANCELJOBRESPONSE']._serialized_start=693
-  _globals['_CANCELJOBRESPONSE']._serialized_end=741
-  _globals['_WATCHJOBREQUEST']._serialized_start=743
-  _globals['_WATCHJOBREQUEST']._serialized_end=800
-  _globals['_WATCHJOBRESPONSE']._serialized_start=802
-  _globals['_WATCHJOBRESPONSE']._serialized_end=916
-  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_start=918
-  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_end=943
-  _globals['_DEVICE']._serialized_start=945
-  _globals['_DEVICE']._serialized_end=1039
-  _globals['_SERVICESTATUS']._serialized_start=1041
-  _globals['_SERVICESTATUS']._serialized_end=1115
-  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_start=1117
-  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_end=1223
-  _globals['_JOBSERVICE']._serialized_start=1407
-  _globals['_JOBSERVICE']._serialized_end=1859
+  _globals['_JOB']._serialized_end=426
+  _globals['_SUBMITJOBREQUEST']._serialized_start=428
+  _globals['_SUBMITJOBREQUEST']._serialized_end=481
+  _globals['_SUBMITJOBRESPONSE']._serialized_start=483
+  _globals['_SUBMITJOBRESPONSE']._serialized_end=531
+  _globals['_GETJOBREQUEST']._serialized_start=533
+  _globals['_GETJOBREQUEST']._serialized_end=564
+  _globals['_GETJOBRESPONSE']._serialized_start=566
+  _globals['_GETJOBRESPONSE']._serialized_end=611
+  _globals['_LISTJOBSREQUEST']._serialized_start=613
+  _globals['_LISTJOBSREQUEST']._serialized_end=630
+  _globals['_LISTJOBSRESPONSE']._serialized_start=632
+  _globals['_LISTJOBSRESPONSE']._serialized_end=680
+  _globals['_CANCELJOBREQUEST']._serialized_start=682
+  _globals['_CANCELJOBREQUEST']._serialized_end=716
+  _globals['_CANCELJOBRESPONSE']._serialized_start=718
+  _globals['_CANCELJOBRESPONSE']._serialized_end=766
+  _globals['_RESUMEJOBREQUEST']._serialized_start=768
+  _globals['_RESUMEJOBREQUEST']._serialized_end=836
+  _globals['_RESUMEJOBRESPONSE']._serialized_start=838
+  _globals['_RESUMEJOBRESPONSE']._serialized_end=886
+  _globals['_GETSAMPLESREQUEST']._serialized_start=888
+  _globals['_GETSAMPLESREQUEST']._serialized_end=952
+  _globals['_GETSAMPLESRESPONSE']._serialized_start=954
+  _globals['_GETSAMPLESRESPONSE']._serialized_end=996
+  _globals['_WATCHJOBREQUEST']._serialized_start=998
+  _globals['_WATCHJOBREQUEST']._serialized_end=1055
+  _globals['_WATCHJOBRESPONSE']._serialized_start=1057
+  _globals['_WATCHJOBRESPONSE']._serialized_end=1171
+  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_start=1173
+  _globals['_GETCLUSTERSTATUSREQUEST']._serialized_end=1198
+  _globals['_DEVICE']._serialized_start=1200
+  _globals['_DEVICE']._serialized_end=1294
+  _globals['_SERVICESTATUS']._serialized_start=1296
+  _globals['_SERVICESTATUS']._serialized_end=1370
+  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_start=1372
+  _globals['_GETCLUSTERSTATUSRESPONSE']._serialized_end=1478
+  _globals['_JOBSERVICE']._serialized_start=1662
+  _globals['_JOBSERVICE']._serialized_end=2261
 # @@protoc_insertion_point(module_scope)

@@ -62,6 +62,7 @@ class Job(_message.Message):
     CREATED_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     FOLDER_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_STEP_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     state: Global___JobState.ValueType
     spec_json: _builtins.str
@@ -74,6 +75,8 @@ class Job(_message.Message):
     error_message: _builtins.str
     folder: _builtins.str
     """What the job wrote: metrics, summaries."""
+    checkpoint_step: _builtins.int
+    """Finished steps that the last complete checkpoint holds; 0: there is none."""
     @_builtins.property
     def plan(self) -> _plan_pb2.Plan:
         """The plan in force."""
@@ -101,10 +104,11 @@ class Job(_message.Message):
         created: _timestamp_pb2.Timestamp | None = ...,
         ended: _timestamp_pb2.Timestamp | None = ...,
         folder: _builtins.str = ...,
+        checkpoint_step: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "ended", b"ended", "plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "ended", b"ended", "epoch", b"epoch", "error_log", b"error_log", "error_message", b"error_message", "error_reason", b"error_reason", "folder", b"folder", "job_id", b"job_id", "plan", b"plan", "spec_json", b"spec_json", "state", b"state", "steps_done", b"steps_done"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_step", b"checkpoint_step", "created", b"created", "ended", b"ended", "epoch", b"epoch", "error_log", b"error_log", "error_message", b"error_message", "error_reason", b"error_reason", "folder", b"folder", "job_id", b"job_id", "plan", b"plan", "spec_json", b"spec_json", "state", b"state", "steps_done", b"steps_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -266,6 +270,102 @@ class CancelJobResponse(_message.Message):
 Global___CancelJobResponse: _TypeAlias = CancelJobResponse  # noqa: Y015
 
 @_typing.final
+class ResumeJobRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    PLAN_JSON_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    plan_json: _builtins.str
+    """Another plan than the job's, as JSON; empty: the one it had."""
+    steps: _builtins.int
+    """Another number of steps in all; 0: the spec's."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        plan_json: _builtins.str = ...,
+        steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "plan_json", b"plan_json", "steps", b"steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeJobRequest: _TypeAlias = ResumeJobRequest  # noqa: Y015
+
+@_typing.final
+class ResumeJobResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> Global___Job: ...
+    def __init__(
+        self,
+        *,
+        job: Global___Job | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeJobResponse: _TypeAlias = ResumeJobResponse  # noqa: Y015
+
+@_typing.final
+class GetSamplesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    LIMIT_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    step: _builtins.int
+    """-1: the last step that has any."""
+    limit: _builtins.int
+    """0: all that were recorded."""
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        step: _builtins.int = ...,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "limit", b"limit", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSamplesRequest: _TypeAlias = GetSamplesRequest  # noqa: Y015
+
+@_typing.final
+class GetSamplesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SAMPLES_JSON_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def samples_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Each a JSON object; its fields are in docs/events.md."""
+
+    def __init__(
+        self,
+        *,
+        samples_json: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["samples_json", b"samples_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetSamplesResponse: _TypeAlias = GetSamplesResponse  # noqa: Y015
+
+@_typing.final
 class WatchJobRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -298,7 +398,7 @@ class WatchJobResponse(_message.Message):
     PAYLOAD_JSON_FIELD_NUMBER: _builtins.int
     revision: _builtins.str
     kind: _builtins.str
-    """"state", "step", "sync", "evaluation", "log"."""
+    """"state", "step", "sync", "evaluation", "checkpoint", "restart", "log"."""
     payload_json: _builtins.str
     """The event as JSON; its fields by kind are in docs/events.md."""
     @_builtins.property

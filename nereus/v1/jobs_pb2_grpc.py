@@ -55,6 +55,16 @@ class JobServiceStub:
                 request_serializer=nereus_dot_v1_dot_jobs__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=nereus_dot_v1_dot_jobs__pb2.CancelJobResponse.FromString,
                 _registered_method=True)
+        self.ResumeJob = channel.unary_unary(
+                '/nereus.v1.JobService/ResumeJob',
+                request_serializer=nereus_dot_v1_dot_jobs__pb2.ResumeJobRequest.SerializeToString,
+                response_deserializer=nereus_dot_v1_dot_jobs__pb2.ResumeJobResponse.FromString,
+                _registered_method=True)
+        self.GetSamples = channel.unary_unary(
+                '/nereus.v1.JobService/GetSamples',
+                request_serializer=nereus_dot_v1_dot_jobs__pb2.GetSamplesRequest.SerializeToString,
+                response_deserializer=nereus_dot_v1_dot_jobs__pb2.GetSamplesResponse.FromString,
+                _registered_method=True)
         self.WatchJob = channel.unary_stream(
                 '/nereus.v1.JobService/WatchJob',
                 request_serializer=nereus_dot_v1_dot_jobs__pb2.WatchJobRequest.SerializeToString,
@@ -99,6 +109,21 @@ class JobServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ResumeJob(self, request, context):
+        """Run an ended job on from its last complete checkpoint. NOT_FOUND without one, CONFLICT while it runs,
+        INVALID_INPUT for a plan that lacks a model-stage or steps that are done already.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSamples(self, request, context):
+        """Recorded samples of a step, best reward first. NOT_FOUND when the step has none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def WatchJob(self, request, context):
         """Events after `after_revision`, then new ones as they come, until the job ends. A watcher that reads too slowly is
         closed with RESOURCE_EXHAUSTED and resumes by revision.
@@ -136,6 +161,16 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.CancelJob,
                     request_deserializer=nereus_dot_v1_dot_jobs__pb2.CancelJobRequest.FromString,
                     response_serializer=nereus_dot_v1_dot_jobs__pb2.CancelJobResponse.SerializeToString,
+            ),
+            'ResumeJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeJob,
+                    request_deserializer=nereus_dot_v1_dot_jobs__pb2.ResumeJobRequest.FromString,
+                    response_serializer=nereus_dot_v1_dot_jobs__pb2.ResumeJobResponse.SerializeToString,
+            ),
+            'GetSamples': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSamples,
+                    request_deserializer=nereus_dot_v1_dot_jobs__pb2.GetSamplesRequest.FromString,
+                    response_serializer=nereus_dot_v1_dot_jobs__pb2.GetSamplesResponse.SerializeToString,
             ),
             'WatchJob': grpc.unary_stream_rpc_method_handler(
                     servicer.WatchJob,
@@ -257,6 +292,60 @@ class JobService:
             '/nereus.v1.JobService/CancelJob',
             nereus_dot_v1_dot_jobs__pb2.CancelJobRequest.SerializeToString,
             nereus_dot_v1_dot_jobs__pb2.CancelJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nereus.v1.JobService/ResumeJob',
+            nereus_dot_v1_dot_jobs__pb2.ResumeJobRequest.SerializeToString,
+            nereus_dot_v1_dot_jobs__pb2.ResumeJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSamples(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nereus.v1.JobService/GetSamples',
+            nereus_dot_v1_dot_jobs__pb2.GetSamplesRequest.SerializeToString,
+            nereus_dot_v1_dot_jobs__pb2.GetSamplesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -25,6 +25,12 @@ class JobServiceStub:
     ListJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]
     CancelJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.CancelJobRequest, _jobs_pb2.CancelJobResponse]
     """Stop a job and release its devices; returns when it has ended. NOT_FOUND."""
+    ResumeJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ResumeJobRequest, _jobs_pb2.ResumeJobResponse]
+    """Run an ended job on from its last complete checkpoint. NOT_FOUND without one, CONFLICT while it runs,
+    INVALID_INPUT for a plan that lacks a model-stage or steps that are done already.
+    """
+    GetSamples: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetSamplesRequest, _jobs_pb2.GetSamplesResponse]
+    """Recorded samples of a step, best reward first. NOT_FOUND when the step has none."""
     WatchJob: _aio.UnaryStreamMultiCallable[_jobs_pb2.WatchJobRequest, _jobs_pb2.WatchJobResponse]
     """Events after `after_revision`, then new ones as they come, until the job ends. A watcher that reads too slowly is
     closed with RESOURCE_EXHAUSTED and resumes by revision.
@@ -67,6 +73,24 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_jobs_pb2.CancelJobRequest, _abc.Awaitable[_jobs_pb2.CancelJobResponse]],
     ) -> _abc.Awaitable[_jobs_pb2.CancelJobResponse]:
         """Stop a job and release its devices; returns when it has ended. NOT_FOUND."""
+
+    @_abc_1.abstractmethod
+    def ResumeJob(
+        self,
+        request: _jobs_pb2.ResumeJobRequest,
+        context: _aio.ServicerContext[_jobs_pb2.ResumeJobRequest, _abc.Awaitable[_jobs_pb2.ResumeJobResponse]],
+    ) -> _abc.Awaitable[_jobs_pb2.ResumeJobResponse]:
+        """Run an ended job on from its last complete checkpoint. NOT_FOUND without one, CONFLICT while it runs,
+        INVALID_INPUT for a plan that lacks a model-stage or steps that are done already.
+        """
+
+    @_abc_1.abstractmethod
+    def GetSamples(
+        self,
+        request: _jobs_pb2.GetSamplesRequest,
+        context: _aio.ServicerContext[_jobs_pb2.GetSamplesRequest, _abc.Awaitable[_jobs_pb2.GetSamplesResponse]],
+    ) -> _abc.Awaitable[_jobs_pb2.GetSamplesResponse]:
+        """Recorded samples of a step, best reward first. NOT_FOUND when the step has none."""
 
     @_abc_1.abstractmethod
     def WatchJob(

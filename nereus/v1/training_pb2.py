@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from nereus.v1 import columns_pb2 as nereus_dot_v1_dot_columns__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18nereus/v1/training.proto\x12\tnereus.v1\x1a\x17nereus/v1/columns.proto\"\xe3\x01\n\x0fTrainStepHeader\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x11\n\tloss_json\x18\x04 \x01(\t\x12\x15\n\rlearning_rate\x18\x05 \x01(\x01\x12\x15\n\rmax_grad_norm\x18\x06 \x01(\x01\x12\x15\n\rglobal_tokens\x18\x07 \x01(\x04\x12\x18\n\x10global_sequences\x18\x08 \x01(\x04\x12\x13\n\x0btemperature\x18\t \x01(\x01\x12\x1b\n\x13pin_timeout_seconds\x18\n \x01(\x01\"q\n\x10TrainStepRequest\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.nereus.v1.TrainStepHeaderH\x00\x12\'\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x16.nereus.v1.ColumnChunkH\x00\x42\x06\n\x04part\"\x97\x02\n\x11TrainStepResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12:\n\x07metrics\x18\x02 \x03(\x0b\x32).nereus.v1.TrainStepResponse.MetricsEntry\x12:\n\x07seconds\x18\x03 \x03(\x0b\x32).nereus.v1.TrainStepResponse.SecondsEntry\x12\x19\n\x11peak_memory_bytes\x18\x04 \x01(\x04\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x32[\n\x0fTrainingService\x12H\n\tTrainStep\x12\x1b.nereus.v1.TrainStepRequest\x1a\x1c.nereus.v1.TrainStepResponse(\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18nereus/v1/training.proto\x12\tnereus.v1\x1a\x17nereus/v1/columns.proto\"\x8d\x02\n\x0fTrainStepHeader\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x11\n\tloss_json\x18\x04 \x01(\t\x12\x15\n\rlearning_rate\x18\x05 \x01(\x01\x12\x15\n\rmax_grad_norm\x18\x06 \x01(\x01\x12\x15\n\rglobal_tokens\x18\x07 \x01(\x04\x12\x18\n\x10global_sequences\x18\x08 \x01(\x04\x12\x13\n\x0btemperature\x18\t \x01(\x01\x12\x1b\n\x13pin_timeout_seconds\x18\n \x01(\x01\x12\x18\n\x10minibatch_tokens\x18\x0b \x03(\x04\x12\x0e\n\x06\x65pochs\x18\x0c \x01(\r\"q\n\x10TrainStepRequest\x12,\n\x06header\x18\x01 \x01(\x0b\x32\x1a.nereus.v1.TrainStepHeaderH\x00\x12\'\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x16.nereus.v1.ColumnChunkH\x00\x42\x06\n\x04part\"\x97\x02\n\x11TrainStepResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12:\n\x07metrics\x18\x02 \x03(\x0b\x32).nereus.v1.TrainStepResponse.MetricsEntry\x12:\n\x07seconds\x18\x03 \x03(\x0b\x32).nereus.v1.TrainStepResponse.SecondsEntry\x12\x19\n\x11peak_memory_bytes\x18\x04 \x01(\x04\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"F\n\x13TakeSnapshotRequest\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x03\"\x16\n\x14TakeSnapshotResponse\"W\n\x14WriteSnapshotRequest\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0e\n\x06\x66older\x18\x04 \x01(\t\"+\n\x15WriteSnapshotResponse\x12\x12\n\nparts_json\x18\x01 \x03(\t2\x80\x02\n\x0fTrainingService\x12H\n\tTrainStep\x12\x1b.nereus.v1.TrainStepRequest\x1a\x1c.nereus.v1.TrainStepResponse(\x01\x12O\n\x0cTakeSnapshot\x12\x1e.nereus.v1.TakeSnapshotRequest\x1a\x1f.nereus.v1.TakeSnapshotResponse\x12R\n\rWriteSnapshot\x12\x1f.nereus.v1.WriteSnapshotRequest\x1a .nereus.v1.WriteSnapshotResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,15 +37,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRAINSTEPRESPONSE_SECONDSENTRY']._loaded_options = None
   _globals['_TRAINSTEPRESPONSE_SECONDSENTRY']._serialized_options = b'8\001'
   _globals['_TRAINSTEPHEADER']._serialized_start=65
-  _globals['_TRAINSTEPHEADER']._serialized_end=292
-  _globals['_TRAINSTEPREQUEST']._serialized_start=294
-  _globals['_TRAINSTEPREQUEST']._serialized_end=407
-  _globals['_TRAINSTEPRESPONSE']._serialized_start=410
-  _globals['_TRAINSTEPRESPONSE']._serialized_end=689
-  _globals['_TRAINSTEPRESPONSE_METRICSENTRY']._serialized_start=595
-  _globals['_TRAINSTEPRESPONSE_METRICSENTRY']._serialized_end=641
-  _globals['_TRAINSTEPRESPONSE_SECONDSENTRY']._serialized_start=643
-  _globals['_TRAINSTEPRESPONSE_SECONDSENTRY']._serialized_end=689
-  _globals['_TRAININGSERVICE']._serialized_start=691
-  _globals['_TRAININGSERVICE']._serialized_end=782
+  _globals['_TRAINSTEPHEADER']._serialized_end=334
+  _globals['_TRAINSTEPREQUEST']._serialized_start=336
+  _globals['_TRAINSTEPREQUEST']._serialized_end=449
+  _globals['_TRAINSTEPRESPONSE']._serialized_start=452
+  _globals['_TRAINSTEPRESPONSE']._serialized_end=731
+  _globals['_TRAINSTEPRESPONSE_METRICSENTRY']._serialized_start=637
+  _globals['_TRAINSTEPRESPONSE_METRICSENTRY']._serialized_end=683
+  _globals['_TRAINSTEPRESPONSE_SECONDSENTRY']._serialized_start=685
+  _globals['_TRAINSTEPRESPONSE_SECONDSENTRY']._serialized_end=731
+  _globals['_TAKESNAPSHOTREQUEST']._serialized_start=733
+  _globals['_TAKESNAPSHOTREQUEST']._serialized_end=803
+  _globals['_TAKESNAPSHOTRESPONSE']._serialized_start=805
+  _globals['_TAKESNAPSHOTRESPONSE']._serialized_end=827
+  _globals['_WRITESNAPSHOTREQUEST']._serialized_start=829
+  _globals['_WRITESNAPSHOTREQUEST']._serialized_end=916
+  _globals['_WRITESNAPSHOTRESPONSE']._serialized_start=918
+  _globals['_WRITESNAPSHOTRESPONSE']._serialized_end=961
+  _globals['_TRAININGSERVICE']._serialized_start=964
+  _globals['_TRAININGSERVICE']._serialized_end=1220
 # @@protoc_insertion_point(module_scope)

@@ -35,23 +35,31 @@ class TrainStepHeader(_message.Message):
     GLOBAL_SEQUENCES_FIELD_NUMBER: _builtins.int
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     PIN_TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    MINIBATCH_TOKENS_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
     unit_id: _builtins.str
     epoch: _builtins.int
     step: _builtins.int
-    """Counts updates from 0. The state before it has version `step`, after it `step + 1`."""
+    """Counts RL steps from 0. The state before it has version `step`, after it `step + 1`."""
     loss_json: _builtins.str
-    """Named loss with its options as JSON: {"name": "grpo", "clip_low": 0.2, …}."""
+    """Named loss with its options as JSON: {"name": "policy", "clip_low": 0.2, …} or {"name": "value", …}."""
     learning_rate: _builtins.float
     max_grad_norm: _builtins.float
     """0: no clipping."""
     global_tokens: _builtins.int
-    """Unmasked response tokens, sequences and microbatches of the global batch: the denominators, and the number of
-    microbatches every data-parallel rank runs.
-    """
+    """Unmasked response tokens and sequences of the global batch."""
     global_sequences: _builtins.int
     temperature: _builtins.float
     pin_timeout_seconds: _builtins.float
     """Wait this long for pulls of the old version before the update."""
+    epochs: _builtins.int
+    """How often the minibatches are gone through; 0 counts as 1."""
+    @_builtins.property
+    def minibatch_tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Unmasked response tokens of each minibatch over all units, in order; one entry for each value of the batch's column
+        "minibatch". Empty: the whole batch is one.
+        """
+
     def __init__(
         self,
         *,
@@ -65,10 +73,12 @@ class TrainStepHeader(_message.Message):
         global_sequences: _builtins.int = ...,
         temperature: _builtins.float = ...,
         pin_timeout_seconds: _builtins.float = ...,
+        minibatch_tokens: _abc.Iterable[_builtins.int] | None = ...,
+        epochs: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "global_sequences", b"global_sequences", "global_tokens", b"global_tokens", "learning_rate", b"learning_rate", "loss_json", b"loss_json", "max_grad_norm", b"max_grad_norm", "pin_timeout_seconds", b"pin_timeout_seconds", "step", b"step", "temperature", b"temperature", "unit_id", b"unit_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "epochs", b"epochs", "global_sequences", b"global_sequences", "global_tokens", b"global_tokens", "learning_rate", b"learning_rate", "loss_json", b"loss_json", "max_grad_norm", b"max_grad_norm", "minibatch_tokens", b"minibatch_tokens", "pin_timeout_seconds", b"pin_timeout_seconds", "step", b"step", "temperature", b"temperature", "unit_id", b"unit_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -175,3 +185,94 @@ class TrainStepResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TrainStepResponse: _TypeAlias = TrainStepResponse  # noqa: Y015
+
+@_typing.final
+class TakeSnapshotRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIT_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    unit_id: _builtins.str
+    epoch: _builtins.int
+    version: _builtins.int
+    def __init__(
+        self,
+        *,
+        unit_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "unit_id", b"unit_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeSnapshotRequest: _TypeAlias = TakeSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class TakeSnapshotResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TakeSnapshotResponse: _TypeAlias = TakeSnapshotResponse  # noqa: Y015
+
+@_typing.final
+class WriteSnapshotRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIT_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    FOLDER_FIELD_NUMBER: _builtins.int
+    unit_id: _builtins.str
+    epoch: _builtins.int
+    version: _builtins.int
+    folder: _builtins.str
+    """Exists, and is seen under this path by controller and training services alike."""
+    def __init__(
+        self,
+        *,
+        unit_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        version: _builtins.int = ...,
+        folder: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "folder", b"folder", "unit_id", b"unit_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteSnapshotRequest: _TypeAlias = WriteSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class WriteSnapshotResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTS_JSON_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def parts_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What each rank wrote, as JSON: nereus_common.checkpoints explains it."""
+
+    def __init__(
+        self,
+        *,
+        parts_json: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["parts_json", b"parts_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteSnapshotResponse: _TypeAlias = WriteSnapshotResponse  # noqa: Y015

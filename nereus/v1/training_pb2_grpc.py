@@ -39,15 +39,42 @@ class TrainingServiceStub:
                 request_serializer=nereus_dot_v1_dot_training__pb2.TrainStepRequest.SerializeToString,
                 response_deserializer=nereus_dot_v1_dot_training__pb2.TrainStepResponse.FromString,
                 _registered_method=True)
+        self.TakeSnapshot = channel.unary_unary(
+                '/nereus.v1.TrainingService/TakeSnapshot',
+                request_serializer=nereus_dot_v1_dot_training__pb2.TakeSnapshotRequest.SerializeToString,
+                response_deserializer=nereus_dot_v1_dot_training__pb2.TakeSnapshotResponse.FromString,
+                _registered_method=True)
+        self.WriteSnapshot = channel.unary_unary(
+                '/nereus.v1.TrainingService/WriteSnapshot',
+                request_serializer=nereus_dot_v1_dot_training__pb2.WriteSnapshotRequest.SerializeToString,
+                response_deserializer=nereus_dot_v1_dot_training__pb2.WriteSnapshotResponse.FromString,
+                _registered_method=True)
 
 
 class TrainingServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def TrainStep(self, request_iterator, context):
-        """One optimizer update on this unit's share of the global batch. All units of the model-stage must be called with
+        """The optimizer updates of one RL step on this unit's share of the global batch: every minibatch, in order, once per
+        epoch. All units of the model-stage must be called with
         the same step, together: they reduce gradients with each other. Idempotent by step: a repeat returns the result
         of the first. INVALID_INPUT, ILLEGAL_TRANSITION, PROCESS_LOST, DEADLINE_EXCEEDED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TakeSnapshot(self, request, context):
+        """Copy the state of `version` aside, so that training can go on while it is written. Idempotent. STALE_VERSION when
+        the unit holds another version, RESOURCE_EXHAUSTED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WriteSnapshot(self, request, context):
+        """Write what was copied into `folder`, one file per rank, durably, then drop the copy. Runs beside training.
+        Idempotent: a repeat writes the same files. NOT_FOUND when there is no such copy.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -60,6 +87,16 @@ def add_TrainingServiceServicer_to_server(servicer, server):
                     servicer.TrainStep,
                     request_deserializer=nereus_dot_v1_dot_training__pb2.TrainStepRequest.FromString,
                     response_serializer=nereus_dot_v1_dot_training__pb2.TrainStepResponse.SerializeToString,
+            ),
+            'TakeSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeSnapshot,
+                    request_deserializer=nereus_dot_v1_dot_training__pb2.TakeSnapshotRequest.FromString,
+                    response_serializer=nereus_dot_v1_dot_training__pb2.TakeSnapshotResponse.SerializeToString,
+            ),
+            'WriteSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteSnapshot,
+                    request_deserializer=nereus_dot_v1_dot_training__pb2.WriteSnapshotRequest.FromString,
+                    response_serializer=nereus_dot_v1_dot_training__pb2.WriteSnapshotResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -89,6 +126,60 @@ class TrainingService:
             '/nereus.v1.TrainingService/TrainStep',
             nereus_dot_v1_dot_training__pb2.TrainStepRequest.SerializeToString,
             nereus_dot_v1_dot_training__pb2.TrainStepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nereus.v1.TrainingService/TakeSnapshot',
+            nereus_dot_v1_dot_training__pb2.TakeSnapshotRequest.SerializeToString,
+            nereus_dot_v1_dot_training__pb2.TakeSnapshotResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nereus.v1.TrainingService/WriteSnapshot',
+            nereus_dot_v1_dot_training__pb2.WriteSnapshotRequest.SerializeToString,
+            nereus_dot_v1_dot_training__pb2.WriteSnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,9 +15,18 @@ GRPC_VERSION: str
 class TrainingServiceStub:
     def __init__(self, channel: _aio.Channel) -> None: ...
     TrainStep: _aio.StreamUnaryMultiCallable[_training_pb2.TrainStepRequest, _training_pb2.TrainStepResponse]
-    """One optimizer update on this unit's share of the global batch. All units of the model-stage must be called with
+    """The optimizer updates of one RL step on this unit's share of the global batch: every minibatch, in order, once per
+    epoch. All units of the model-stage must be called with
     the same step, together: they reduce gradients with each other. Idempotent by step: a repeat returns the result
     of the first. INVALID_INPUT, ILLEGAL_TRANSITION, PROCESS_LOST, DEADLINE_EXCEEDED.
+    """
+    TakeSnapshot: _aio.UnaryUnaryMultiCallable[_training_pb2.TakeSnapshotRequest, _training_pb2.TakeSnapshotResponse]
+    """Copy the state of `version` aside, so that training can go on while it is written. Idempotent. STALE_VERSION when
+    the unit holds another version, RESOURCE_EXHAUSTED.
+    """
+    WriteSnapshot: _aio.UnaryUnaryMultiCallable[_training_pb2.WriteSnapshotRequest, _training_pb2.WriteSnapshotResponse]
+    """Write what was copied into `folder`, one file per rank, durably, then drop the copy. Runs beside training.
+    Idempotent: a repeat writes the same files. NOT_FOUND when there is no such copy.
     """
 
 class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -27,9 +36,30 @@ class TrainingServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _abc.AsyncIterator[_training_pb2.TrainStepRequest],
         context: _aio.ServicerContext[_abc.AsyncIterator[_training_pb2.TrainStepRequest], _abc.Awaitable[_training_pb2.TrainStepResponse]],
     ) -> _abc.Awaitable[_training_pb2.TrainStepResponse]:
-        """One optimizer update on this unit's share of the global batch. All units of the model-stage must be called with
+        """The optimizer updates of one RL step on this unit's share of the global batch: every minibatch, in order, once per
+        epoch. All units of the model-stage must be called with
         the same step, together: they reduce gradients with each other. Idempotent by step: a repeat returns the result
         of the first. INVALID_INPUT, ILLEGAL_TRANSITION, PROCESS_LOST, DEADLINE_EXCEEDED.
+        """
+
+    @_abc_1.abstractmethod
+    def TakeSnapshot(
+        self,
+        request: _training_pb2.TakeSnapshotRequest,
+        context: _aio.ServicerContext[_training_pb2.TakeSnapshotRequest, _abc.Awaitable[_training_pb2.TakeSnapshotResponse]],
+    ) -> _abc.Awaitable[_training_pb2.TakeSnapshotResponse]:
+        """Copy the state of `version` aside, so that training can go on while it is written. Idempotent. STALE_VERSION when
+        the unit holds another version, RESOURCE_EXHAUSTED.
+        """
+
+    @_abc_1.abstractmethod
+    def WriteSnapshot(
+        self,
+        request: _training_pb2.WriteSnapshotRequest,
+        context: _aio.ServicerContext[_training_pb2.WriteSnapshotRequest, _abc.Awaitable[_training_pb2.WriteSnapshotResponse]],
+    ) -> _abc.Awaitable[_training_pb2.WriteSnapshotResponse]:
+        """Write what was copied into `folder`, one file per rank, durably, then drop the copy. Runs beside training.
+        Idempotent: a repeat writes the same files. NOT_FOUND when there is no such copy.
         """
 
 def add_TrainingServiceServicer_to_server(servicer: TrainingServiceServicer, server: _aio.Server) -> None: ...

@@ -25,19 +25,23 @@ class Model(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name in the job: "actor"."""
     path: _builtins.str
     """A Hugging Face folder: config.json, safetensors, tokenizer."""
+    head: _builtins.str
+    """What stands on the decoder: "lm" (the default) or "score", one number per position."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         path: _builtins.str = ...,
+        head: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "path", b"path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "name", b"name", "path", b"path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -174,19 +178,23 @@ class LoadUnitRequest(_message.Message):
     UNIT_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     unit_id: _builtins.str
     epoch: _builtins.int
     version: _builtins.int
+    checkpoint: _builtins.str
+    """A complete checkpoint's folder, for trained models; empty: the model folder."""
     def __init__(
         self,
         *,
         unit_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
         version: _builtins.int = ...,
+        checkpoint: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "unit_id", b"unit_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "epoch", b"epoch", "unit_id", b"unit_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

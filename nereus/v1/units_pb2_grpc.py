@@ -102,7 +102,8 @@ class UnitServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def LoadUnit(self, request, context):
-        """Fill the unit from the model folder, each rank reading its own slices. NOT_FOUND, PROCESS_LOST.
+        """Fill the unit from the model folder or a checkpoint, each rank reading its own slices. NOT_FOUND, PROCESS_LOST,
+        VERIFICATION_FAILED when the state is not the one that was saved.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -23,7 +23,9 @@ class UnitServiceStub:
     INVALID_PLAN, UNSUPPORTED_BY_ENGINE, RESOURCE_EXHAUSTED, PROCESS_LOST, DEADLINE_EXCEEDED.
     """
     LoadUnit: _aio.UnaryUnaryMultiCallable[_units_pb2.LoadUnitRequest, _units_pb2.LoadUnitResponse]
-    """Fill the unit from the model folder, each rank reading its own slices. NOT_FOUND, PROCESS_LOST."""
+    """Fill the unit from the model folder or a checkpoint, each rank reading its own slices. NOT_FOUND, PROCESS_LOST,
+    VERIFICATION_FAILED when the state is not the one that was saved.
+    """
     DescribeBoxes: _aio.UnaryUnaryMultiCallable[_units_pb2.DescribeBoxesRequest, _units_pb2.DescribeBoxesResponse]
     """Which boxes each rank holds or needs, and where its bytes can be pulled from."""
     PullState: _aio.UnaryUnaryMultiCallable[_units_pb2.PullStateRequest, _units_pb2.PullStateResponse]
@@ -63,7 +65,9 @@ class UnitServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _units_pb2.LoadUnitRequest,
         context: _aio.ServicerContext[_units_pb2.LoadUnitRequest, _abc.Awaitable[_units_pb2.LoadUnitResponse]],
     ) -> _abc.Awaitable[_units_pb2.LoadUnitResponse]:
-        """Fill the unit from the model folder, each rank reading its own slices. NOT_FOUND, PROCESS_LOST."""
+        """Fill the unit from the model folder or a checkpoint, each rank reading its own slices. NOT_FOUND, PROCESS_LOST,
+        VERIFICATION_FAILED when the state is not the one that was saved.
+        """
 
     @_abc_1.abstractmethod
     def DescribeBoxes(

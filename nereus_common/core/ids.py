@@ -38,6 +38,15 @@ class Stage(StrEnum):
     TRAINING = "training"
 
 
+class Head(StrEnum):
+    """What stands on a decoder."""
+
+    LM = "lm"
+    """The vocabulary: log-probs of tokens."""
+    SCORE = "score"
+    """One number per position: a critic's value, or a reward model's score at the last token."""
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class ModelStage:
     """One model in one stage, written `actor/training`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,12 +15,18 @@ from nereus_common.rl.rollouts import RolloutBatch, offsets
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One sampled response: its very tokens, and per token the sampler's log-prob and the version that sampled it."""
+    """One response: its very tokens, and per token the sampler's log-prob and the version that sampled it.
+
+    `mask`: False on tokens that an environment wrote between the sampled ones; empty: all were sampled. `reward`:
+    what an environment gave in all, NaN where there is none.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[int, ...]
     finished: bool
+    mask: tuple[bool, ...] = ()
+    reward: float = math.nan
 
     def __post_init__(self) -> None:
         if not self.token_ids:
@@ -30,6 +37,20 @@ class Completion:
                 f"{len(self.versions)} versions",
                 field="logprobs",
             )
+        if self.mask and len(self.mask) != len(self.token_ids):
+            raise InvalidInput(
+                f"a completion has {len(self.token_ids)} tokens and a mask of {len(self.mask)}", field="mask"
+            )
+
+    @property
+    def sampled(self) -> tuple[bool, ...]:
+        """Per token, whether the model sampled it."""
+        return self.mask or (True,) * len(self.token_ids)
+
+    @property
+    def oldest_version(self) -> int:
+        """Of the sampled tokens: what a sample's staleness is counted by."""
+        return min(version for version, sampled in zip(self.versions, self.sampled, strict=True) if sampled)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +63,10 @@ class Group:
 
 
 def assemble(groups: Sequence[Group]) -> RolloutBatch:
-    """Groups, whole and in order, as one batch; rewards and advantages are still NaN, every token counts."""
+    """Groups, whole and in order, as one batch; every sampled token counts.
+
+    Advantages are NaN, and rewards too where no environment gave one.
+    """
     completions = [completion for group in groups for completion in group.completions]
     lengths = [len(completion.token_ids) for completion in completions]
     total = sum(lengths)
@@ -55,9 +79,9 @@ def assemble(groups: Sequence[Group]) -> RolloutBatch:
         response_offsets=offsets(lengths),
         logprobs=np.array([value for one in completions for value in one.logprobs], np.float32),
         versions=np.array([version for one in completions for version in one.versions], np.int32),
-        mask=np.ones(total, np.bool_),
+        mask=np.array([counts for one in completions for counts in one.sampled], np.bool_),
         finished=np.array([one.finished for one in completions], np.bool_),
-        rewards=np.full(len(completions), np.nan, np.float32),
+        rewards=np.array([one.reward for one in completions], np.float32),
         advantages=np.full(total, np.nan, np.float32),
     )
 

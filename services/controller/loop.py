@@ -23,6 +23,7 @@ from nereus_common.rl.prompts import Prompt, PromptSource
 from nereus_common.rl.rewards import RewardInput
 from nereus_common.rl.rollouts import RolloutBatch
 from nereus_common.rl.statistics import wilson
+from nereus_common.rl.weights import loss_weights
 
 from .generation import GenerationPool, Sampling
 from .training import InferenceGroup, TrainingGroup, Update, Updated
@@ -141,7 +142,10 @@ class RlLoop:
         rewards = np.asarray(await self._parts.score(self._reward_inputs(prompts, groups)), np.float32)
         batch = batch.with_columns(rewards=rewards)
         algorithm = self._spec.algorithm
-        return batch.with_columns(advantages=group_advantages(batch, scale_by_std=algorithm.normalise_std))
+        return batch.with_columns(
+            advantages=group_advantages(batch, scale_by_std=bool(algorithm.estimator_options().get("scale_by_std"))),
+            weights=loss_weights(batch, 1, algorithm.aggregation, longest=self._spec.sampling.max_tokens),
+        )
 
     def _reward_inputs(self, prompts: Sequence[Prompt], groups: Sequence[Group]) -> list[RewardInput]:
         return [

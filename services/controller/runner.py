@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nereus.spec import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE, JobSpec
+from nereus.spec import JobSpec
 from nereus_common.core.errors import NereusError, ProcessLost, Unavailable
 from nereus_common.core.ids import JobId
 from nereus_common.core.plan import Plan
+from nereus_common.core.workflow import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE
 from nereus_common.engines.rewards import RewardPool, WeightedReward
 from nereus_common.engines.tokenizer import ChatTokenizer
 from nereus_common.planning.default import default_plan

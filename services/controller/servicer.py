@@ -56,6 +56,12 @@ class JobServicer(JobServiceServicer):
                 payload_json=event.payload_json,
             )
 
+    async def ResumeJob(self, request: pb.ResumeJobRequest, context: Context) -> pb.ResumeJobResponse:
+        raise NotImplementedError
+
+    async def GetSamples(self, request: pb.GetSamplesRequest, context: Context) -> pb.GetSamplesResponse:
+        raise NotImplementedError
+
     async def GetClusterStatus(
         self, request: pb.GetClusterStatusRequest, context: Context
     ) -> pb.GetClusterStatusResponse:

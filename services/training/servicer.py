@@ -46,6 +46,12 @@ class TrainingServicer(TrainingServiceServicer):
             peak_memory_bytes=result.peak_memory_bytes,
         )
 
+    async def TakeSnapshot(self, request: pb.TakeSnapshotRequest, context: Context) -> pb.TakeSnapshotResponse:
+        raise NotImplementedError
+
+    async def WriteSnapshot(self, request: pb.WriteSnapshotRequest, context: Context) -> pb.WriteSnapshotResponse:
+        raise NotImplementedError
+
 
 def _step_from_pb(header: pb.TrainStepHeader) -> TrainStepSpec:
     return TrainStepSpec(
@@ -53,7 +59,8 @@ def _step_from_pb(header: pb.TrainStepHeader) -> TrainStepSpec:
         loss=_loss(header.loss_json),
         learning_rate=header.learning_rate,
         max_grad_norm=header.max_grad_norm,
-        global_tokens=header.global_tokens,
+        minibatch_tokens=tuple(header.minibatch_tokens) or (header.global_tokens,),
+        epochs=max(header.epochs, 1),
         temperature=header.temperature,
     )
 

@@ -30,7 +30,7 @@ def job_spec(
         "algorithm": {
             "groups_per_step": 4,
             "samples_per_group": 4,
-            "kl_beta": 0.01 if reference is not None else 0.0,
+            "kl": {"beta": 0.01 if reference is not None else 0.0},
         },
         "sampling": {"max_tokens": 6},
         "optimizer": {"learning_rate": 1e-3},

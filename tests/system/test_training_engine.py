@@ -172,10 +172,10 @@ def test_a_refused_step_changes_nothing_and_the_next_one_is_clean(model: Path, r
     wrong = [
         ({**columns, "advantages": nan}, spec),
         ({k: v for k, v in columns.items() if k != "mask"}, spec),
-        (columns, replace(spec, loss={"name": "grpo", "clip": 1})),
-        (columns, replace(spec, loss={"name": "grpo", "kl_beta": 0.1})),
-        (columns, replace(spec, global_tokens=batch.loss_tokens + 1)),
-        ({**columns, "reference": far_off}, replace(spec, loss={"name": "grpo", "kl_beta": 0.1})),
+        (columns, replace(spec, loss={"name": "policy", "clip": 1})),
+        (columns, replace(spec, loss={"name": "policy", "kl_beta": 0.1})),
+        (columns, replace(spec, minibatch_tokens=(batch.loss_tokens + 1,))),
+        ({**columns, "reference": far_off}, replace(spec, loss={"name": "policy", "kl_beta": 0.1})),
     ]
     configs = rank_configs(model, make_plan("tp1.pp1.fs2"))
     outcomes = ranks.run(wrong_then_right, [(config, wrong, columns, spec) for config in configs])
@@ -187,7 +187,7 @@ def test_a_refused_step_changes_nothing_and_the_next_one_is_clean(model: Path, r
             "mask",
             "loss.clip",
             "reference",
-            "global_tokens",
+            "minibatch_tokens",
         ]
         assert norm == pytest.approx(alone[1], rel=1e-6)
 

@@ -24,6 +24,7 @@ from nereus_common.engines.training.base import (
     TrainStepSpec,
 )
 from nereus_common.rl.rollouts import RolloutBatch, offsets
+from nereus_common.rl.weights import loss_weights
 
 VOCABULARY = 131
 """Not a multiple of any degree."""
@@ -75,7 +76,7 @@ def make_batch(seed: int = 3, groups: int = 6, per_group: int = 4, masked: float
     mask = rng.random(tokens) >= masked
     response_offsets = offsets(lengths)
     mask[response_offsets[2] : response_offsets[3]] = False
-    return RolloutBatch(
+    batch = RolloutBatch(
         prompt_tokens=rng.integers(0, VOCABULARY, prompts.sum(), dtype=np.int32),
         prompt_offsets=offsets(prompts),
         position=np.arange(groups, dtype=np.int64),
@@ -89,6 +90,7 @@ def make_batch(seed: int = 3, groups: int = 6, per_group: int = 4, masked: float
         rewards=rng.random(len(lengths)).astype(np.float32),
         advantages=np.where(mask, rng.standard_normal(tokens), np.nan).astype(np.float32),
     )
+    return batch.with_columns(weights=loss_weights(batch, 1, "token"))
 
 
 def make_plan(layout: str, dtype: str = "float32", microbatch_tokens: int = 96, **knobs: Any) -> StagePlan:
@@ -135,10 +137,10 @@ def shares(batch: RolloutBatch, replicas: int) -> list[RolloutBatch]:
 def step_spec(batch: RolloutBatch, step: int = 0, **changed: Any) -> TrainStepSpec:
     values: dict[str, Any] = {
         "step": step,
-        "loss": {"name": "grpo", "tis_cap": 2.0},
+        "loss": {"name": "policy", "tis_cap": 2.0},
         "learning_rate": 1e-3,
         "max_grad_norm": 0.5,
-        "global_tokens": batch.loss_tokens,
+        "minibatch_tokens": (batch.loss_tokens,),
         "temperature": 0.9,
     }
     return TrainStepSpec(**{**values, **changed})

@@ -49,17 +49,18 @@ class TrainingRankConfig:
 
 @dataclass(frozen=True, slots=True)
 class TrainStepSpec:
-    """One optimizer update: from version `step` to `step + 1`.
+    """The updates of one RL step: every minibatch, in order, once per epoch; from version `step` to `step + 1`.
 
-    loss: {"name": "grpo", …}. max_grad_norm: 0 for no clipping. global_tokens: unmasked response tokens of the whole
-    batch, over all units; the denominator of the loss.
+    loss: {"name": "policy", …} or {"name": "value", …}. max_grad_norm: 0 for no clipping. minibatch_tokens: unmasked
+    response tokens of each minibatch, over all units.
     """
 
     step: int
     loss: Mapping[str, Any]
     learning_rate: float
     max_grad_norm: float
-    global_tokens: int
+    minibatch_tokens: tuple[int, ...]
+    epochs: int = 1
     temperature: float = 1.0
 
 

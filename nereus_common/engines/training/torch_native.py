@@ -99,7 +99,7 @@ class TorchTrainingEngine:
             with _timed(seconds, "pack"):
                 packs = self._packs(batch)
                 self._model.temperature = spec.temperature
-                objective = Objective(loss, batch, packs, spec.global_tokens, self._device)
+                objective = Objective(loss, batch, packs, sum(spec.minibatch_tokens), spec.step, self._device)
             with _timed(seconds, "forward_backward"):
                 accumulate_gradients(self._model, packs, objective, self._compute)
             with _timed(seconds, "optimizer"):

@@ -25,7 +25,7 @@ def test_a_job_needs_only_a_model_prompts_and_rewards() -> None:
 
 
 def test_a_penalty_for_leaving_the_reference_needs_the_reference() -> None:
-    spec = JobSpec.from_dict({**SMALLEST, "algorithm": {"kl_beta": 0.1}})
+    spec = JobSpec.from_dict({**SMALLEST, "algorithm": {"kl": {"beta": 0.1}}})
     assert str(spec.model_stages[-1]) == "reference/inference"
     assert spec.model("reference").path == "/m"
 
@@ -49,7 +49,7 @@ def test_json_gives_the_same_job_back() -> None:
         ({"sampling": {"temperature": "hot"}}, "sampling.temperature", "valid number"),
         ({"optimizer": {"learning_rate": float("nan")}}, "optimizer.learning_rate", "finite number"),
         ({"name": "two words"}, "name", "is not a name"),
-        ({"models": {"actr": "x"}}, "models", "an actor and perhaps a reference, not actr"),
+        ({"models": {"actr": "x"}}, "models", "models lacks actor"),
         ({"plan": {"stages": {"actor/training": {"layout": "tp0.pp1.fs1", "devices": []}}}}, "plan", "layout.tp is 0"),
         ({"plan": {"stagse": {}}}, "plan", "plan.stagse is unknown"),
         ({"plan": TRAINING_ONLY}, "job", "the plan has no actor/generation"),
