@@ -36,6 +36,8 @@ class Work(StrEnum):
     """Inference: one score for each whole response."""
     REWARD = "reward"
     """Reward functions and environments, in processes beside the job's loop."""
+    TOTAL = "total"
+    """Arithmetic in the job's loop: all rewards of a response, weighed."""
     ADVANTAGES = "advantages"
     """Arithmetic in the job's loop."""
     UPDATE = "update"
@@ -138,7 +140,7 @@ def rl_workflow(
     functions = ("scores:functions",) if reward_functions else ()
     if functions:
         tasks.append(Task("reward functions", Work.REWARD, None, sampled, functions))
-    tasks.append(Task("rewards", Work.ADVANTAGES, None, (*sampled, *functions, *scores), (Data.REWARDS,)))
+    tasks.append(Task("rewards", Work.TOTAL, None, (*sampled, *functions, *scores), (Data.REWARDS,)))
     known: list[str] = [Data.RESPONSES, Data.REWARDS]
     if reference:
         reads: tuple[str, ...] = (Data.RESPONSES,)

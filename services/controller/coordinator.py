@@ -18,8 +18,8 @@ from nereus_common.rpc import calling
 from nereus_common.rpc.convert import plan_to_pb
 from nereus_common.rpc.pool import Channels
 
-from .loop import Synced
 from .placed import PlacedJob, PlacedStage, PlacedUnit
+from .synced import Synced
 
 MARGIN = 5.0
 """Seconds by which an RPC outlives the deadline inside it, so that the inner, more telling error arrives."""

@@ -1,231 +1,119 @@
-"""The RL loop of one job: rollouts → rewards → advantages → update → weight sync, step by step.
+"""The RL loop of one job: take a step's rollouts, run the rest of the workflow on them, sync, report.
 
-Nothing here knows a plan: the stages it drives are handed in. What happens is told through `emit`, in the events of
-docs/events.md.
+Nothing here knows a plan: the stages it drives are handed in. Synchronous and asynchronous jobs run the same loop; how
+far ahead of it rollouts are sampled is their source's business.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import numpy as np
+from pathlib import Path
+from typing import Any
 
 from nereus.spec import JobSpec
 from nereus_common.core.errors import JobFailed
-from nereus_common.rl.advantages import group_advantages
-from nereus_common.rl.assembly import Group, assemble
-from nereus_common.rl.order import step_positions
-from nereus_common.rl.prompts import Prompt, PromptSource
-from nereus_common.rl.rewards import RewardInput
-from nereus_common.rl.rollouts import RolloutBatch
-from nereus_common.rl.statistics import wilson
-from nereus_common.rl.weights import loss_weights
+from nereus_common.rl.prompts import PromptSource
+from nereus_common.rl.step_rollouts import rollouts_file
+from nereus_common.rpc.together import together
 
-from .generation import GenerationPool, Sampling
-from .training import InferenceGroup, TrainingGroup, Update, Updated
+from .evaluation import Evaluator
+from .progress import Progress
+from .rollouts import RolloutSource
+from .sampler import Decode
+from .step import StepData, StepRunner, Stopwatch
+from .step_report import samples_file, step_event, write_samples
+from .synced import Synced
+from .training import Updated
 
 Emit = Callable[[str, Mapping[str, Any]], Awaitable[None]]
-Score = Callable[[Sequence[RewardInput]], Awaitable[Sequence[float]]]
-Decode = Callable[[Sequence[int]], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Synced:
-    """What a weight sync moved; `bytes_moved` as counted at the transport, `phases` in seconds."""
-
-    bytes_moved: int
-    bytes_needed: int
-    seconds: float
-    phases: Mapping[str, float]
-
-    def told(self) -> dict[str, Any]:
-        """As events tell it."""
-        return {
-            "bytes_moved": self.bytes_moved,
-            "bytes_needed": self.bytes_needed,
-            "seconds": self.seconds,
-            "phases": dict(self.phases),
-        }
+AfterStep = Callable[[Progress], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the loop drives. `sync(version)` brings every other unit of the actor to `version`."""
+    """What the loop drives. `rollouts(start)`: a source that begins there. `sync(model, version)` brings every other
+    unit of a model to `version`. `after_step` is awaited between steps, when all units hold the same version."""
 
-    generation: GenerationPool
-    training: TrainingGroup
-    reference: InferenceGroup | None
+    rollouts: Callable[[Progress], RolloutSource]
+    runner: StepRunner
+    evaluator: Evaluator
     prompts: PromptSource
-    score: Score
     decode: Decode
-    sync: Callable[[int], Awaitable[Synced]]
+    sync: Callable[[str, int], Awaitable[Synced]]
     emit: Emit
-    stop_token_ids: tuple[int, ...]
-
-
-class Stopwatch:
-    """Wall seconds by phase."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+    after_step: AfterStep
+    folder: Path
 
 
 class RlLoop:
-    """One synchronous job. The version served at step s is s: it counts finished updates."""
+    """One job. The version served after step s is s + 1: it counts finished steps."""
 
     def __init__(self, spec: JobSpec, parts: Parts) -> None:
         self._spec = spec
         self._parts = parts
 
-    async def run(self, first_step: int = 0) -> None:
+    async def run(self, start: Progress) -> None:
+        """From `start` to the last step; raises what any part raises."""
         evaluation = self._spec.evaluation
-        if evaluation.before and first_step == 0:
-            await self._evaluate("before", first_step)
-        for step in range(first_step, self._spec.steps):
-            await self._step(step)
-            done = step + 1
-            if evaluation.every and done % evaluation.every == 0 and done < self._spec.steps:
-                await self._evaluate("step", done)
+        if evaluation.before and start.step == 0:
+            await self._evaluate("before", 0)
+        if start.step < self._spec.steps:
+            source = self._parts.rollouts(start)
+            await together([source.run(), self._steps(source, start)])
         if evaluation.after:
             await self._evaluate("after", self._spec.steps)
 
-    async def _step(self, step: int) -> None:
+    async def _steps(self, source: RolloutSource, progress: Progress) -> None:
+        every, steps = self._spec.evaluation.every, self._spec.steps
+        while progress.step < steps:
+            progress = await self._step(source, progress)
+            await self._parts.after_step(progress)
+            if every and progress.step % every == 0 and progress.step < steps:
+                await self._evaluate("step", progress.step)
+        await source.close()
+
+    async def _step(self, source: RolloutSource, progress: Progress) -> Progress:
         watch = Stopwatch()
         with watch.phase("total"):
             with watch.phase("generation"):
-                prompts, groups = await self._generate(step)
-            with watch.phase("reward"):
-                batch = await self._rewarded(prompts, groups)
-            if self._parts.reference is not None:
-                with watch.phase("reference"):
-                    scored = await self._parts.reference.logprobs(batch, self._spec.sampling.temperature)
-                batch = batch.with_columns(reference=scored)
-            with watch.phase("training"):
-                updated = await self._update(step, batch)
+                rollouts = await source.take(progress.step)
+            data = StepData.of(progress.step, rollouts, watch)
+            await self._parts.runner.run(data)
             with watch.phase("sync"):
-                synced = await self._parts.sync(updated.version)
-        await self._parts.emit("step", _step_event(step, batch, updated, synced, watch.seconds))
-        self._check_gap(step, updated)
+                synced = await self._sync(source, progress.step + 1)
+        await asyncio.to_thread(self._keep, data)
+        await self._parts.emit("step", step_event(data, synced))
+        self._check_gap(data.step, data.updated["actor"])
+        return Progress(progress.step + 1, rollouts.next_position)
 
-    async def _generate(self, step: int) -> tuple[list[Prompt], list[Group]]:
-        spec = self._spec
-        prompts = self._parts.prompts.batch(step_positions(step, spec.algorithm.groups_per_step))
-        sampling = self._sampling(step, spec.algorithm.samples_per_group, spec.sampling.temperature)
-        return prompts, await self._parts.generation.generate(prompts, sampling)
+    async def _sync(self, source: RolloutSource, version: int) -> dict[str, Synced]:
+        """Bring every trained model's other units to `version`; generation starts nothing meanwhile."""
+        await source.pause()
+        synced = {model: await self._parts.sync(model, version) for model in self._spec.workflow.trained}
+        await source.serve(version)
+        return synced
 
-    def _sampling(self, version: int, samples: int, temperature: float) -> Sampling:
-        spec = self._spec.sampling
-        greedy = temperature == 0
-        return Sampling(
-            samples=samples,
-            temperature=temperature,
-            top_p=1.0 if greedy else spec.top_p,
-            top_k=0 if greedy else spec.top_k,
-            max_tokens=spec.max_tokens,
-            stop_token_ids=self._parts.stop_token_ids,
-            version=version,
-        )
+    def _keep(self, data: StepData) -> None:
+        """Write what the job keeps of the step's rollouts."""
+        kept, folder = self._spec.rollouts, self._parts.folder
+        if kept.record:
+            data.rollouts.save(rollouts_file(folder / "rollouts", data.step))
+        if kept.samples:
+            path = samples_file(folder, data.step)
+            write_samples(path, data, self._parts.prompts, self._parts.decode, kept.samples)
 
-    async def _rewarded(self, prompts: Sequence[Prompt], groups: Sequence[Group]) -> RolloutBatch:
-        """The batch with its rewards and advantages, both of every sample."""
-        batch = assemble(groups)
-        rewards = np.asarray(await self._parts.score(self._reward_inputs(prompts, groups)), np.float32)
-        batch = batch.with_columns(rewards=rewards)
-        algorithm = self._spec.algorithm
-        return batch.with_columns(
-            advantages=group_advantages(batch, scale_by_std=bool(algorithm.estimator_options().get("scale_by_std"))),
-            weights=loss_weights(batch, 1, algorithm.aggregation, longest=self._spec.sampling.max_tokens),
-        )
-
-    def _reward_inputs(self, prompts: Sequence[Prompt], groups: Sequence[Group]) -> list[RewardInput]:
-        return [
-            RewardInput(
-                position=prompt.position,
-                sample=number,
-                prompt=prompt.question.text,
-                response=self._parts.decode(completion.token_ids),
-                answer=prompt.question.answer,
-                metadata=prompt.question.metadata,
-                prompt_token_ids=prompt.token_ids,
-                response_token_ids=completion.token_ids,
-                finished=completion.finished,
-            )
-            for prompt, group in zip(prompts, groups, strict=True)
-            for number, completion in enumerate(group.completions)
-        ]
-
-    async def _update(self, step: int, batch: RolloutBatch) -> Updated:
-        spec = self._spec
-        update = Update(
-            step=step,
-            loss=spec.algorithm.loss_options(),
-            learning_rate=spec.optimizer.learning_rate_at(step, spec.steps),
-            max_grad_norm=spec.optimizer.max_grad_norm,
-            temperature=spec.sampling.temperature,
-        )
-        return await self._parts.training.step(batch, update)
+    async def _evaluate(self, when: str, version: int) -> None:
+        async for found in self._parts.evaluator.run(self._spec.evaluation.modes):
+            await self._parts.emit("evaluation", {"when": when, "step": version, **found})
 
     def _check_gap(self, step: int, updated: Updated) -> None:
-        bound, gap = self._spec.max_logprob_gap, updated.metrics["logprob_gap"]
-        if bound is not None and not gap <= bound:
+        bound, gap = self._spec.max_logprob_gap, updated.metrics.get("logprob_gap")
+        if bound is not None and gap is not None and not gap <= bound:
             raise JobFailed(
                 f"step {step}: the mean |log-prob gap| between trainer and sampler is {gap:.4g}, above the job's bound "
                 f"of {bound:.4g}",
                 remedy="the two sides do not compute the same policy: compare dtypes, heads and sampling transforms",
                 step=step,
             )
-
-    async def _evaluate(self, when: Literal["before", "after", "step"], version: int) -> None:
-        prompts = self._parts.prompts.heldout()
-        if not prompts:
-            return
-        for mode in self._spec.evaluation.modes:
-            temperature = self._spec.sampling.temperature if mode == "sampled" else 0.0
-            groups = await self._parts.generation.generate(prompts, self._sampling(version, 1, temperature))
-            scores = await self._parts.score(self._reward_inputs(prompts, groups))
-            found = wilson(float(sum(scores)), len(scores))
-            await self._parts.emit(
-                "evaluation",
-                {
-                    "when": when,
-                    "step": version,
-                    "mode": mode,
-                    "mean": found.mean,
-                    "low": found.low,
-                    "high": found.high,
-                    "n": found.n,
-                },
-            )
-
-
-def _step_event(
-    step: int, batch: RolloutBatch, updated: Updated, synced: Synced, seconds: Mapping[str, float]
-) -> dict[str, Any]:
-    """The payload of a `step` event, see docs/events.md."""
-    lengths = batch.response_lengths
-    return {
-        **{name: value for name, value in updated.metrics.items() if not name.startswith("logprob_gap")},
-        "step": step,
-        "version": updated.version,
-        "reward_mean": float(batch.rewards.mean()),
-        "reward_std": float(batch.rewards.std()),
-        "tokens": int(lengths.sum()),
-        "response_length_mean": float(lengths.mean()),
-        "finished_fraction": float(batch.finished.mean()),
-        "logprob_gap_mean": updated.metrics["logprob_gap"],
-        "logprob_gap_max": updated.metrics["logprob_gap_max"],
-        "seconds": dict(seconds),
-        "training_seconds": dict(updated.seconds),
-        "training_peak_memory_bytes": updated.peak_memory_bytes,
-        "sync": synced.told(),
-    }

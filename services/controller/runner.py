@@ -15,7 +15,6 @@ from nereus.spec import JobSpec
 from nereus_common.core.errors import NereusError, ProcessLost, Unavailable
 from nereus_common.core.ids import JobId
 from nereus_common.core.plan import Plan
-from nereus_common.core.workflow import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE
 from nereus_common.engines.rewards import RewardPool, WeightedReward
 from nereus_common.engines.tokenizer import ChatTokenizer
 from nereus_common.planning.default import default_plan
@@ -25,10 +24,10 @@ from nereus_common.rl.rewards import RewardInput
 from nereus_common.rpc.pool import Channels
 
 from .coordinator import Coordinator
-from .generation import GenerationPool
-from .loop import Parts, RlLoop, Synced
-from .placed import PlacedJob
-from .training import InferenceGroup, TrainingGroup
+from .loop import RlLoop
+from .parts import Surrounding, build_parts
+from .progress import Progress
+from .synced import Synced
 
 log = logging.getLogger(__name__)
 
@@ -86,39 +85,27 @@ class JobRunner:
             await self._set_state(JobState.RUNNING, {"plan": json.loads(plan.to_json()), "plan_id": plan.id})
             for report in synced:
                 await self._emit("sync", {"version": 0, **report.told()})
-            await RlLoop(spec, self._parts(coordinator, placed, prompts, rewards, tokenizer)).run()
+            parts = build_parts(spec, placed, self._surrounding(coordinator, prompts, rewards, tokenizer))
+            await RlLoop(spec, parts).run(Progress())
         finally:
             await rewards.close()
             await asyncio.shield(self._release(coordinator))
 
-    def _parts(
-        self,
-        coordinator: Coordinator,
-        placed: PlacedJob,
-        prompts: OrderedPrompts,
-        rewards: RewardPool,
-        tokenizer: ChatTokenizer,
-    ) -> Parts:
+    def _surrounding(
+        self, coordinator: Coordinator, prompts: OrderedPrompts, rewards: RewardPool, tokenizer: ChatTokenizer
+    ) -> Surrounding:
         deadlines = self._spec.deadlines
 
-        async def score(samples: Sequence[RewardInput]) -> list[float]:
+        async def score(samples: Sequence[RewardInput]) -> Mapping[str, Sequence[float]]:
             return await rewards.score(samples, timeout=deadlines.score)
 
-        async def sync(version: int) -> Synced:
-            return await coordinator.sync(self._job, FIRST_EPOCH, "actor", version, deadlines.sync)
+        async def sync(model: str, version: int) -> Synced:
+            return await coordinator.sync(self._job, FIRST_EPOCH, model, version, deadlines.sync)
 
-        reference = placed.get(REFERENCE_INFERENCE)
-        return Parts(
-            generation=GenerationPool(placed[ACTOR_GENERATION], deadlines.generate),
-            training=TrainingGroup(placed[ACTOR_TRAINING], deadlines.train),
-            reference=InferenceGroup(reference, deadlines.score) if reference else None,
-            prompts=prompts,
-            score=score,
-            decode=tokenizer.decode,
-            sync=sync,
-            emit=self._emit,
-            stop_token_ids=(tokenizer.eos_token_id,),
-        )
+        async def after_step(progress: Progress) -> None:
+            pass
+
+        return Surrounding(prompts, tokenizer, score, None, sync, self._emit, after_step, self._folder)
 
     async def _coordinator(self) -> Coordinator:
         for status in await self._around.registry.services():

@@ -1,4 +1,4 @@
-"""The training and inference units of a job, seen from the loop: a batch in, one result out."""
+"""The training units of a model, seen from the loop: a batch in, one result out."""
 
 from __future__ import annotations
 
@@ -7,15 +7,11 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from nereus.v1 import inference_pb2, training_pb2
-from nereus.v1.inference_pb2_grpc import InferenceServiceStub
+from nereus.v1 import training_pb2
 from nereus.v1.training_pb2_grpc import TrainingServiceStub
 from nereus_common.rl.assembly import share_groups
 from nereus_common.rl.rollouts import RolloutBatch
-from nereus_common.rpc import calling, chunks_from_columns, columns_from_chunks
+from nereus_common.rpc import calling, chunks_from_columns
 from nereus_common.rpc.together import together
 
 from .placed import PlacedStage, PlacedUnit
@@ -30,6 +26,8 @@ class Update:
     learning_rate: float
     max_grad_norm: float
     temperature: float
+    epochs: int = 1
+    minibatches: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,42 +84,3 @@ class TrainingGroup:
 
         with calling("TrainStep", unit.service):
             return await TrainingServiceStub(unit.channel).TrainStep(parts(), timeout=self._timeout)
-
-
-class InferenceGroup:
-    """All replicas of one scoring model."""
-
-    def __init__(self, stage: PlacedStage, timeout: float) -> None:
-        self._stage = stage
-        self._timeout = timeout
-
-    async def logprobs(self, batch: RolloutBatch, temperature: float) -> NDArray[np.float32]:
-        """[R] log-probs of the response tokens under the scoring model."""
-        shares = share_groups(batch, len(self._stage.units))
-        used = [share for share in shares if share]
-        parts = await together(
-            self._score_one(unit, batch.select_groups(share), temperature)
-            for unit, share in zip(self._stage.units, used, strict=False)
-        )
-        scored = np.full(len(batch.response_tokens), np.nan, np.float32)
-        for share, part in zip(used, parts, strict=True):
-            scored[_tokens_of(batch, share)] = part
-        return scored
-
-    async def _score_one(self, unit: PlacedUnit, share: RolloutBatch, temperature: float) -> NDArray[np.float32]:
-        header = inference_pb2.ScoreHeader(unit_id=unit.id, epoch=unit.epoch, temperature=temperature)
-
-        async def parts() -> AsyncIterator[inference_pb2.ScoreRequest]:
-            yield inference_pb2.ScoreRequest(header=header)
-            for chunk in chunks_from_columns(share.columns()):
-                yield inference_pb2.ScoreRequest(chunk=chunk)
-
-        with calling("Score", unit.service):
-            answer = InferenceServiceStub(unit.channel).Score(parts(), timeout=self._timeout)
-            columns = await columns_from_chunks(piece.chunk async for piece in answer)
-        return columns["logprobs"]
-
-
-def _tokens_of(batch: RolloutBatch, groups: tuple[int, ...]) -> NDArray[np.bool_]:
-    """[R] which response tokens belong to the named groups."""
-    return np.repeat(np.isin(batch.group, groups), batch.response_lengths)

@@ -1,0 +1,201 @@
+"""One step of the workflow: its tasks run as soon as what they read is there, and share devices one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from nereus_common.rl.shaping import equal_reward_groups, mask_truncated, overlong_penalty
+from numpy.typing import NDArray
+
+from nereus.spec import JobSpec
+from nereus_common.core.ids import DeviceId, ModelStage
+from nereus_common.core.workflow import Task, Work, Workflow
+from nereus_common.rl.advantages import estimate
+from nereus_common.rl.rollouts import RolloutBatch
+from nereus_common.rl.step_rollouts import StepRollouts
+from nereus_common.rl.weights import cut_minibatches, loss_weights
+from nereus_common.rpc.together import together
+
+from .inference import InferenceGroup
+from .training import TrainingGroup, Update, Updated
+
+PHASES: Mapping[Work, str] = {
+    Work.SCORES: "reward",
+    Work.TOTAL: "reward",
+    Work.LOGPROBS: "reference",
+    Work.VALUES: "values",
+    Work.ADVANTAGES: "advantages",
+    Work.UPDATE: "training",
+}
+"""What the seconds of a task are counted as."""
+Scored = dict[str, NDArray[np.float32]]
+
+
+class Stopwatch:
+    """Wall seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
+
+
+@dataclass(slots=True)
+class StepData:
+    """What is known of a step while its tasks run. `scores` [N] and `baseline_scores` [G] by reward."""
+
+    step: int
+    rollouts: StepRollouts
+    batch: RolloutBatch
+    scores: Scored
+    baseline_scores: Scored
+    updated: dict[str, Updated] = field(default_factory=dict)
+    watch: Stopwatch = field(default_factory=Stopwatch)
+
+    @classmethod
+    def of(cls, step: int, rollouts: StepRollouts, watch: Stopwatch) -> StepData:
+        given = dict(rollouts.scores), dict(rollouts.baseline_scores)
+        return cls(step, rollouts, rollouts.batch, *given, watch=watch)
+
+
+class StepRunner:
+    """Runs what follows the rollouts. `training` and `inference`: the placed stages by model."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        devices: Mapping[ModelStage, tuple[DeviceId, ...]],
+        training: Mapping[str, TrainingGroup],
+        inference: Mapping[str, InferenceGroup],
+    ) -> None:
+        self._spec = spec
+        self._workflow: Workflow = spec.workflow
+        self._devices = devices
+        self._locks = {device: asyncio.Lock() for found in devices.values() for device in found}
+        self._training = training
+        self._inference = inference
+        self._works: Mapping[Work, Callable[[Task, StepData], Awaitable[None]]] = {
+            Work.SCORES: self._score,
+            Work.TOTAL: self._total,
+            Work.LOGPROBS: self._logprobs,
+            Work.VALUES: self._values,
+            Work.ADVANTAGES: self._advantages,
+            Work.UPDATE: self._update,
+        }
+
+    async def run(self, data: StepData) -> None:
+        """All tasks but sampling and reward functions, whose results `data` brings. Raises what a task raises."""
+        for wave in self._workflow.waves():
+            await together(self._task(task, data) for task in wave if task.work in self._works)
+
+    async def score(self, rollouts: StepRollouts) -> NDArray[np.float32]:
+        """[N] the total rewards of rollouts outside a step."""
+        data = StepData.of(0, rollouts, Stopwatch())
+        for wave in self._workflow.waves():
+            await together(self._task(task, data) for task in wave if task.work in (Work.SCORES, Work.TOTAL))
+        return data.batch.rewards
+
+    async def _task(self, task: Task, data: StepData) -> None:
+        async with self._alone(task.stage):
+            critics = task.work is Work.UPDATE and task.stage is not None and task.stage.model != "actor"
+            with data.watch.phase("critic_training" if critics else PHASES[task.work]):
+                await self._works[task.work](task, data)
+
+    @asynccontextmanager
+    async def _alone(self, stage: ModelStage | None) -> AsyncIterator[None]:
+        """Hold the stage's devices; always in one order, so that two tasks never wait for each other."""
+        async with AsyncExitStack() as held:
+            for device in sorted(set(self._devices[stage])) if stage else ():
+                await held.enter_async_context(self._locks[device])
+            yield
+
+    async def _score(self, task: Task, data: StepData) -> None:
+        assert task.stage is not None
+        group, temperature = self._inference[task.stage.model], self._spec.sampling.temperature
+        data.scores[task.stage.model] = await group.run(Work.SCORES, data.rollouts.batch, temperature)
+        if data.rollouts.baseline is not None:
+            greedy = await group.run(Work.SCORES, data.rollouts.baseline, temperature)
+            data.baseline_scores[task.stage.model] = greedy
+
+    async def _total(self, task: Task, data: StepData) -> None:
+        batch = data.batch.with_columns(rewards=self._shaped(data.rollouts.batch, data.scores))
+        greedy = data.rollouts.baseline
+        if greedy is not None:
+            batch = batch.with_columns(baseline=self._shaped(greedy, data.baseline_scores))
+        data.batch = batch
+
+    def _shaped(self, batch: RolloutBatch, scores: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+        """[N] environment's reward and weighed scores, less the punishment of long responses."""
+        total = np.nan_to_num(batch.rewards, nan=0.0).astype(np.float64)
+        for reward in self._spec.rewards:
+            total += reward.weight * scores[reward.label].astype(np.float64)
+        overlong = self._spec.algorithm.overlong
+        if overlong is not None:
+            given = overlong.length, overlong.buffer, overlong.penalty
+            total += overlong_penalty(batch.response_lengths, *given)
+        return total.astype(np.float32)
+
+    async def _logprobs(self, task: Task, data: StepData) -> None:
+        assert task.stage is not None
+        group = self._inference[task.stage.model]
+        found = await group.run(Work.LOGPROBS, data.rollouts.batch, self._spec.sampling.temperature)
+        data.batch = data.batch.with_columns(reference=found)
+
+    async def _values(self, task: Task, data: StepData) -> None:
+        assert task.stage is not None
+        group = self._inference[task.stage.model]
+        found = await group.run(Work.VALUES, data.rollouts.batch, self._spec.sampling.temperature)
+        data.batch = data.batch.with_columns(values=found)
+
+    async def _advantages(self, task: Task, data: StepData) -> None:
+        data.batch = await asyncio.to_thread(prepared, data.batch, self._spec)
+
+    async def _update(self, task: Task, data: StepData) -> None:
+        assert task.stage is not None
+        data.updated[task.stage.model] = await self._training[task.stage.model].step(
+            data.batch, self._updates(task.stage.model, data.step)
+        )
+
+    def _updates(self, model: str, step: int) -> Update:
+        spec = self._spec
+        optimizer = spec.optimizer_of(model)
+        return Update(
+            step=step,
+            loss=self._loss_options(model),
+            learning_rate=optimizer.learning_rate_at(step, spec.steps),
+            max_grad_norm=optimizer.max_grad_norm,
+            temperature=spec.sampling.temperature,
+            epochs=spec.algorithm.epochs,
+            minibatches=spec.algorithm.minibatches,
+        )
+
+    def _loss_options(self, model: str) -> Mapping[str, Any]:
+        algorithm = self._spec.algorithm
+        if model == "actor":
+            return algorithm.loss_options()
+        assert algorithm.name == "ppo", "only PPO trains another model"
+        return algorithm.value_loss_options()
+
+
+def prepared(batch: RolloutBatch, spec: JobSpec) -> RolloutBatch:
+    """The batch as it is trained on: advantages of all its groups, then the shares of what counts in the loss."""
+    algorithm = spec.algorithm
+    if algorithm.mask_truncated:
+        batch = mask_truncated(batch)
+    batch = estimate(batch, algorithm.estimator_options())
+    if algorithm.name == "grpo" and algorithm.equal_groups == "drop":
+        batch = batch.select_groups(np.flatnonzero(~equal_reward_groups(batch)).tolist())
+    batch = batch.with_columns(minibatch=cut_minibatches(batch.groups, algorithm.minibatches))
+    longest = spec.sampling.max_tokens if spec.environment is None else spec.environment.max_tokens
+    weights = loss_weights(batch, algorithm.minibatches, algorithm.aggregation, longest=longest)
+    return batch.with_columns(weights=weights)
