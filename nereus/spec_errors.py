@@ -60,10 +60,14 @@ def _below(kind: Any, section: type[BaseModel] | None, part: str | int) -> Any:
 def _sections(kind: Any) -> dict[str, type[BaseModel]]:
     """The sections that may stand where `kind` is annotated: the members of a union by tag, one alone under ""."""
     members = (kind,) if isinstance(kind, type) else get_args(kind)
-    found = {}
-    for member in members:
-        section = getattr(member, "__origin__", member)
-        if isinstance(section, type) and issubclass(section, BaseModel):
-            marks = getattr(member, "__metadata__", ())
-            found[next((mark.tag for mark in marks if isinstance(mark, Tag)), "")] = section
-    return found if members == (kind,) or all(found) else {}
+    found = [(member, getattr(member, "__origin__", member)) for member in members]
+    sections = [(member, part) for member, part in found if isinstance(part, type) and issubclass(part, BaseModel)]
+    if len(sections) == 1:
+        return {"": sections[0][1]} if kind in members or type(None) in members else {}
+    return {_tag(member, section): section for member, section in sections}
+
+
+def _tag(member: Any, section: type[BaseModel]) -> str:
+    """What a member of a union is told apart by: its own mark, or the one word that its `name` may be."""
+    marks = [mark.tag for mark in getattr(member, "__metadata__", ()) if isinstance(mark, Tag)]
+    return marks[0] if marks else str(section.model_fields["name"].default)

@@ -23,6 +23,13 @@ class KlSpec(Section):
     gradient: Literal["corrected", "plain"] = "corrected"
 
 
+class RewardKlSpec(KlSpec):
+    """The same, taken off the reward unless it is placed elsewhere."""
+
+    placement: Literal["loss", "reward"] = "reward"
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+
+
 class OverlongSpec(Section):
     """Soft punishment of long responses (DAPO; Yu et al. 2025, arXiv 2503.14476, eq. 13).
 
@@ -121,7 +128,7 @@ class RlooSpec(PolicySpec):
 
     name: Literal["rloo"] = "rloo"
     samples_per_group: Annotated[int, Field(ge=2)] = 8
-    kl: KlSpec = KlSpec(placement="reward", estimator="k1")
+    kl: RewardKlSpec = RewardKlSpec()
 
     def estimator_options(self) -> dict[str, Any]:
         return {"name": "leave-one-out", **super().estimator_options()}
@@ -132,7 +139,7 @@ class RemaxSpec(PolicySpec):
 
     name: Literal["remax"] = "remax"
     samples_per_group: PositiveInt = 1
-    kl: KlSpec = KlSpec(placement="reward", estimator="k1")
+    kl: RewardKlSpec = RewardKlSpec()
 
     @property
     def needs_baseline(self) -> bool:
@@ -152,7 +159,7 @@ class ReinforceSpec(PolicySpec):
     samples_per_group: PositiveInt = 1
     gamma: Fraction = 1.0
     group_mean: bool = False
-    kl: KlSpec = KlSpec(placement="reward", estimator="k1")
+    kl: RewardKlSpec = RewardKlSpec()
 
     def estimator_options(self) -> dict[str, Any]:
         own = {"gamma": self.gamma, "group_mean": self.group_mean}
@@ -172,7 +179,7 @@ class PpoSpec(PolicySpec):
     gae_lambda: Fraction = 0.95
     whiten: bool = True
     value_clip: PositiveFloat | None = 0.2
-    kl: KlSpec = KlSpec(placement="reward", estimator="k1")
+    kl: RewardKlSpec = RewardKlSpec()
 
     @property
     def needs_critic(self) -> bool:

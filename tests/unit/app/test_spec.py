@@ -15,6 +15,14 @@ from nereus_common.core.errors import InvalidInput, NotFound
 pytestmark = pytest.mark.fast
 
 SMALLEST: dict[str, Any] = {"model": "/m", "prompts": {"task": "gcd"}, "rewards": ["exact_answer"]}
+LIMITS = {"max_sequences": 4}
+SHARED = {
+    "stages": {
+        "actor/generation": {"layout": "tp1.pp1.fs1", "devices": ["node0/cpu0"], "generation": LIMITS},
+        "actor/training": {"layout": "tp1.pp1.fs1", "devices": ["node0/cpu0"]},
+    },
+    "colocated": [["actor/generation", "actor/training"]],
+}
 TRAINING_ONLY = {"stages": {"actor/training": {"layout": "tp1.pp1.fs1", "devices": ["node0/cpu0"]}}}
 
 
@@ -44,12 +52,30 @@ def test_json_gives_the_same_job_back() -> None:
         ({"prompts": {"file": "a.jsonl", "anser": "x"}}, "prompts.anser", "did you mean answer?"),
         ({"prompts": {}}, "prompts.task", "is missing"),
         ({"rewards": [{"nam": "x", "name": "y"}]}, "rewards.0.nam", "did you mean name?"),
-        ({"rewards": []}, "rewards", "at least 1 item"),
+        ({"rewards": []}, "job", "rewards is empty"),
+        ({"environment": {"nmae": "x"}}, "environment.nmae", "did you mean name?"),
+        ({"asynchronous": {"stalenes": 1}}, "asynchronous.stalenes", "did you mean staleness?"),
+        ({"rewards": [{"name": "a", "model": "b"}]}, "rewards.0", "a function (name) or a model (model)"),
+        ({"rewards": [{"model": "judge"}]}, "job", "models lacks judge, which this job needs"),
+        ({"rewards": [{"model": "actor"}]}, "job", "the model actor, which has another part to play"),
+        ({"algorithm": "ppo"}, "job", "models lacks critic, which this job needs"),
+        ({"algorithm": "pppo"}, "algorithm", "ppo"),
+        ({"algorithm": {"name": "ppo", "normalise_std": False}}, "algorithm.normalise_std", "is unknown"),
+        ({"algorithm": {"minibatches": 17}}, "algorithm", "17 minibatches cannot be cut from 16 groups"),
+        (
+            {"algorithm": {"overlong": {"length": 8, "buffer": 9}}},
+            "algorithm.overlong",
+            "longer than overlong.length 8",
+        ),
+        ({"sampling": {"top_p": 0.9}, "max_logprob_gap": 0.1}, "job", "leave top_p and top_k out"),
+        ({"sampling": {"top_k": 5}, "algorithm": {"name": "rloo", "kl": {"beta": 0.1}}}, "job", "the reward is biased"),
+        ({"asynchronous": {"staleness": 1}, "plan": SHARED}, "job", "shares devices with actor/training"),
         ({"steps": 0}, "steps", "greater than or equal to 1"),
         ({"sampling": {"temperature": "hot"}}, "sampling.temperature", "valid number"),
         ({"optimizer": {"learning_rate": float("nan")}}, "optimizer.learning_rate", "finite number"),
         ({"name": "two words"}, "name", "is not a name"),
-        ({"models": {"actr": "x"}}, "models", "models lacks actor"),
+        ({"models": {"actr": "x"}}, "job", "models lacks actor"),
+        ({"models": {"actor": "x", "extra": "y"}}, "job", "models names extra, which nothing uses"),
         ({"plan": {"stages": {"actor/training": {"layout": "tp0.pp1.fs1", "devices": []}}}}, "plan", "layout.tp is 0"),
         ({"plan": {"stagse": {}}}, "plan", "plan.stagse is unknown"),
         ({"plan": TRAINING_ONLY}, "job", "the plan has no actor/generation"),
@@ -122,3 +148,38 @@ def test_a_file_that_is_no_job_is_refused(tmp_path: Path, name: str, text: str, 
 def test_a_missing_file_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="does not exist"):
         load_spec(tmp_path / "job.yaml")
+
+
+def test_an_algorithm_alone_is_enough_where_its_options_are_the_usual_ones() -> None:
+    spec = JobSpec.from_dict({**SMALLEST, "algorithm": "remax"})
+    assert spec.algorithm.name == "remax" and spec.algorithm.needs_baseline
+
+
+def test_ppo_has_a_critic_with_a_head_of_its_own_and_perhaps_its_own_optimizer() -> None:
+    critic = {"path": "/c", "optimizer": {"learning_rate": 1e-5}}
+    models = {"models": {"actor": "/m", "critic": critic, "judge": "/r"}}
+    rest = {key: value for key, value in SMALLEST.items() if key not in ("model", "rewards")}
+    rewards = [{"model": "judge", "weight": 0.5}, "exact_answer"]
+    spec = JobSpec.from_dict({**rest, **models, "algorithm": {"name": "ppo", "kl": {"beta": 0.1}}, "rewards": rewards})
+    assert [str(stage) for stage in spec.model_stages] == [
+        "actor/generation",
+        "actor/training",
+        "critic/inference",
+        "critic/training",
+        "judge/inference",
+        "reference/inference",
+    ]
+    assert [str(spec.head(model)) for model in ("actor", "reference", "critic", "judge")] == [
+        "lm",
+        "lm",
+        "score",
+        "score",
+    ]
+    assert spec.optimizer_of("critic").learning_rate == 1e-5
+    assert spec.optimizer_of("actor") == spec.optimizer
+
+
+def test_a_penalty_in_the_reward_is_told_to_the_estimator_and_not_to_the_loss() -> None:
+    spec = JobSpec.from_dict({**SMALLEST, "algorithm": {"name": "rloo", "kl": {"beta": 0.1}}})
+    assert spec.algorithm.loss_options()["kl_beta"] == 0
+    assert spec.algorithm.estimator_options()["kl_beta"] == 0.1
