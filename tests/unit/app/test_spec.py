@@ -53,7 +53,7 @@ def test_json_gives_the_same_job_back() -> None:
         ({"prompts": {}}, "prompts.task", "is missing"),
         ({"rewards": [{"nam": "x", "name": "y"}]}, "rewards.0.nam", "did you mean name?"),
         ({"rewards": []}, "job", "rewards is empty"),
-        ({"environment": {"nmae": "x"}}, "environment.nmae", "did you mean name?"),
+        ({"environment": {"name": "x", "option": {}}}, "environment.option", "did you mean options?"),
         ({"asynchronous": {"stalenes": 1}}, "asynchronous.stalenes", "did you mean staleness?"),
         ({"rewards": [{"name": "a", "model": "b"}]}, "rewards.0", "a function (name) or a model (model)"),
         ({"rewards": [{"model": "judge"}]}, "job", "models lacks judge, which this job needs"),
