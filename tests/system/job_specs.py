@@ -16,14 +16,19 @@ def job_spec(
     generation: str = "tp1.pp1.fs1",
     training: str = "tp1.pp1.fs1",
     reference: str | None = None,
+    others: dict[str, str] | None = None,
     engine: str = "vllm",
     steps: int = 2,
     **more: Any,
 ) -> dict[str, Any]:
-    """A GRPO job on one-digit sums; its layouts take cpu0, cpu1 … in the order generation, training, reference."""
+    """A job on one-digit sums, GRPO unless `more` says otherwise.
+
+    Its layouts take cpu0, cpu1 … in the order generation, training, reference, `others`.
+    """
     layouts = {"actor/generation": generation, "actor/training": training}
     if reference is not None:
         layouts["reference/inference"] = reference
+    layouts |= others or {}
     return {
         "name": name,
         "models": {"actor": {"path": str(model), "engines": {"generation": {"name": engine}}}},
