@@ -16,7 +16,7 @@ import numpy as np
 
 from nereus.spec import JobSpec
 from nereus_common.core.errors import JobFailed
-from nereus_common.rl.advantages import group_advantages
+from nereus_common.rl.advantages import estimate
 from nereus_common.rl.assembly import Group, assemble
 from nereus_common.rl.order import step_positions
 from nereus_common.rl.prompts import Prompt, PromptSource
@@ -142,8 +142,7 @@ class RlLoop:
         rewards = np.asarray(await self._parts.score(self._reward_inputs(prompts, groups)), np.float32)
         batch = batch.with_columns(rewards=rewards)
         algorithm = self._spec.algorithm
-        return batch.with_columns(
-            advantages=group_advantages(batch, scale_by_std=bool(algorithm.estimator_options().get("scale_by_std"))),
+        return estimate(batch, algorithm.estimator_options()).with_columns(
             weights=loss_weights(batch, 1, algorithm.aggregation, longest=self._spec.sampling.max_tokens),
         )
 
