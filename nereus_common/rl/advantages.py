@@ -216,13 +216,11 @@ def needed(batch: RolloutBatch, name: str, remedy: str) -> NDArray[np.float32]:
     """The column; InvalidInput where it is empty, or not finite at an unmasked token, a sequence or a group."""
     column: NDArray[np.float32] = getattr(batch, name)
     axis = COLUMNS[name].axis
-    if not len(column) and COLUMNS[name].optional:
+    meant = {"token": batch.mask, "sequence": np.ones(batch.sequences, bool), "group": np.ones(batch.groups, bool)}[axis]
+    if len(column) != len(meant):
         raise InvalidInput(f"advantages need the column {name}, which the batch lacks", remedy=remedy, field=name)
-    wrong = ~np.isfinite(column)
-    if axis == "token":
-        wrong &= batch.mask
-    if wrong.any():
-        place = int(np.flatnonzero(wrong)[0])
-        what = name.removesuffix("s")
+    wrong = np.flatnonzero(meant & ~np.isfinite(column))
+    if len(wrong):
+        what, place = name.removesuffix("s"), int(wrong[0])
         raise InvalidInput(f"{axis} {place} has {what} {column[place]}", remedy=remedy, field=name)
     return column
