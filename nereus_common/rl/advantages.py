@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from nereus_common.rl.rollouts import COLUMNS, RolloutBatch
 from nereus_common.rl.trajectories import Floats, Trajectories, whitened
 
 Columns = dict[str, NDArray[np.float32]]
+KlEstimator = Literal["k1", "k2", "k3"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -182,6 +183,7 @@ def estimate(batch: RolloutBatch, options: Mapping[str, Any]) -> RolloutBatch:
     own = dict(options)
     beta, kind = own.pop("kl_beta", 0.0), own.pop("kl_estimator", "k1")
     check("advantages.kl_beta", beta, float)
+    check("advantages.kl_estimator", kind, KlEstimator)
     bounded("advantages.kl_beta", beta, at_least=0)
     estimator = by_name(ESTIMATORS, own, "advantages")
     tokens = Trajectories.of(batch)
@@ -189,7 +191,7 @@ def estimate(batch: RolloutBatch, options: Mapping[str, Any]) -> RolloutBatch:
     return batch.with_columns(**estimator(Scored(batch, tokens, _penalty(batch, tokens, beta, kind))))
 
 
-def _penalty(batch: RolloutBatch, tokens: Trajectories, beta: float, kind: str) -> Floats:
+def _penalty(batch: RolloutBatch, tokens: Trajectories, beta: float, kind: KlEstimator) -> Floats:
     """[U] β · k_t."""
     if not beta:
         return np.zeros(len(tokens.token))
@@ -198,8 +200,8 @@ def _penalty(batch: RolloutBatch, tokens: Trajectories, beta: float, kind: str) 
     return beta * kl_of_tokens(log_ratio, kind)
 
 
-def kl_of_tokens(log_ratio: Floats, estimator: str) -> Floats:
-    """`rl.kl.kl_estimate` for arrays: the controller, which computes advantages, loads no torch."""
+def kl_of_tokens(log_ratio: Floats, estimator: KlEstimator) -> Floats:
+    """`rl.kl.kl_estimate` for arrays: who computes advantages need not load torch."""
     match estimator:
         case "k1":
             return log_ratio
@@ -207,16 +209,15 @@ def kl_of_tokens(log_ratio: Floats, estimator: str) -> Floats:
             return np.square(log_ratio) / 2
         case "k3":
             return np.exp(-log_ratio) - 1 + log_ratio
-    raise InvalidInput(
-        f"advantages.kl_estimator is {estimator!r}", remedy="one of k1, k2, k3", field="advantages.kl_estimator"
-    )
 
 
 def needed(batch: RolloutBatch, name: str, remedy: str) -> NDArray[np.float32]:
     """The column; InvalidInput where it is empty, or not finite at an unmasked token, a sequence or a group."""
     column: NDArray[np.float32] = getattr(batch, name)
     axis = COLUMNS[name].axis
-    meant = {"token": batch.mask, "sequence": np.ones(batch.sequences, bool), "group": np.ones(batch.groups, bool)}[axis]
+    meant = {"token": batch.mask, "sequence": np.ones(batch.sequences, bool), "group": np.ones(batch.groups, bool)}[
+        axis
+    ]
     if len(column) != len(meant):
         raise InvalidInput(f"advantages need the column {name}, which the batch lacks", remedy=remedy, field=name)
     wrong = np.flatnonzero(meant & ~np.isfinite(column))

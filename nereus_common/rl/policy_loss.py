@@ -67,6 +67,8 @@ class PolicyLoss:
     what separates the sampler from it (other kernels, older versions, truncated sampling) is the weight that `tis_cap`
     bounds.
 
+    `kl_beta` times the penalty of `rl.kl` comes on top, which that weight and the token's ratio also correct.
+
     `ratio`: of each token; or for all tokens of a sequence the geometric mean of theirs (`sequence`; GSPO) or their
     product (`trajectory`: the whole response is one action, as RLOO has it and TRL's RLOOTrainer clips it).
     """
