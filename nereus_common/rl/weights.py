@@ -41,9 +41,10 @@ def loss_weights(
 ) -> NDArray[np.float32]:
     """[R] weights; over a minibatch of T unmasked tokens in N sequences that have any, the unmasked ones weigh:
 
-    token: 1 / T (DAPO; Yu et al. 2025, arXiv 2503.14476, eq. 8). sequence: 1 / (N · own length) (GRPO; Shao et al. 2024,
-    arXiv 2402.03300, eq. 3). constant: 1 / (sequences · `longest`), whatever is masked (Dr. GRPO; Liu et al. 2025, arXiv
-    2503.20783).
+    token: 1 / T (DAPO; Yu et al. 2025, arXiv 2503.14476, §3.3).
+    sequence: 1 / (N · own length) (GRPO; Shao et al. 2024, arXiv 2402.03300, eq. 3).
+    constant: 1 / (sequences · `longest`), whatever is masked (Dr. GRPO; Liu et al. 2025, arXiv 2503.20783).
+
     InvalidInput for `constant` without `longest` > 0.
     """
     lengths = _tokens_per_sequence(batch)
