@@ -96,10 +96,10 @@ class LeaveOneOut:
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """Reward − reward of the greedy response to the same prompt (ReMax; Li et al. 2023, arXiv 2310.10505, §3).
+    """Reward − reward of the greedy response to the same prompt (ReMax; Li et al. 2023, arXiv 2310.10505).
 
-    With a KL penalty each token also bears −β times the k of itself and of all later ones, as the authors' code has
-    it: the same expected gradient as the sum over the whole sequence, less noise. The baseline bears none.
+    With a KL penalty each token also bears −β times the k of itself and of all later ones: the same expected gradient
+    as the sum over the whole sequence, less noise. The baseline bears none.
     """
 
     def __call__(self, scored: Scored) -> Columns:
