@@ -53,9 +53,10 @@ class PolicySpec(Section):
     A step takes `groups_per_step` prompts, each answered `samples_per_group` times, and makes `minibatches` updates of
     equally many groups, `epochs` times over. The ratio to the policy before the step is clipped to
     [1 - clip_low, 1 + clip_high]; unequal bounds are DAPO's clip-higher. `dual_clip` > 1 also bounds the loss of
-    tokens with a negative advantage (Ye et al. 2020, arXiv 1912.09729). `ratio`: per token, or the geometric mean over
-    the sequence (GSPO; Zheng et al. 2025, arXiv 2507.18071). `aggregation`: mean over all tokens of the minibatch,
-    mean over sequences of their token means, or the sum over tokens by a constant, groups × samples × max_tokens
+    tokens with a negative advantage (Ye et al. 2020, arXiv 1912.09729). `ratio`: per token, the geometric mean over
+    the sequence (GSPO; Zheng et al. 2025, arXiv 2507.18071), or the product over it (`trajectory`: one response, one
+    action, as in RLOO). `aggregation`: mean over all tokens of the minibatch,
+    mean over sequences of their token means, or the sum over tokens by a constant, sequences × max_tokens
     (Dr. GRPO; Liu et al. 2025, arXiv 2503.20783). `tis_cap`: truncated importance sampling, a weight of
     min(trainer / sampler, cap) per token; None weighs all alike. `mask_truncated` leaves responses that were cut at
     the length limit out of the loss.
@@ -68,7 +69,7 @@ class PolicySpec(Section):
     clip_low: Fraction = 0.2
     clip_high: NonNegativeFloat = 0.2
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    ratio: Literal["token", "sequence"] = "token"
+    ratio: Literal["token", "sequence", "trajectory"] = "token"
     aggregation: Literal["token", "sequence", "constant"] = "token"
     tis_cap: PositiveFloat | None = None
     kl: KlSpec = KlSpec()
@@ -110,8 +111,9 @@ class GrpoSpec(PolicySpec):
     """GRPO (Shao et al. 2024, arXiv 2402.03300).
 
     The advantage is the reward less the group's mean, divided by the group's standard deviation where
-    `normalise_std`. `equal_groups`: groups whose rewards are all equal have no gradient; `keep` them, `drop` them from
-    the batch, or `replace` them by the next prompts' groups (DAPO's dynamic sampling).
+    `normalise_std`. `equal_groups`: what becomes of groups whose rewards, before long responses are punished, are all
+    equal: `keep` them, `drop` them from the batch, or `replace` them by the next prompts' groups (DAPO's dynamic
+    sampling; rewards of models come too late for it).
     """
 
     name: Literal["grpo"] = "grpo"

@@ -144,6 +144,15 @@ class JobSpec(Section):
         return self
 
     @model_validator(mode="after")
+    def _replacing_knows_the_rewards(self) -> Self:
+        replaces = self.algorithm.name == "grpo" and self.algorithm.equal_groups == "replace"
+        if replaces and any(reward.model for reward in self.rewards):
+            raise ValueError(
+                "algorithm.equal_groups: replace needs rewards that are known group by group, not a model's"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _truncated_sampling_is_accounted_for(self) -> Self:
         """Top-p and top-k renormalise the sampler's log-probs over the kept tokens; the trainer's are not."""
         if self.sampling.top_p == 1 and self.sampling.top_k == 0:

@@ -14,8 +14,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from nereus_common.core.errors import InvalidInput
-
 
 @dataclass(frozen=True, slots=True)
 class LossSums:
@@ -47,11 +45,3 @@ class LossSums:
 def real_or(counted: Tensor, values: Tensor, otherwise: Tensor) -> Tensor:
     """Tokens that do not count may carry NaN; 0 × NaN would reach the sum."""
     return torch.where(counted, values, otherwise.to(values.dtype))
-
-
-def bounded(field: str, value: float, *, at_least: float | None = None, above: float | None = None) -> None:
-    """InvalidInput when an option lies outside."""
-    if at_least is not None and not value >= at_least:
-        raise InvalidInput(f"{field} is {value}", remedy=f"at least {at_least}", field=field)
-    if above is not None and not value > above:
-        raise InvalidInput(f"{field} is {value}", remedy=f"above {above}, or null", field=field)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from nereus_common.core.errors import InvalidInput
 from nereus_common.rl.kl import Estimator, Gradient, kl_penalty
-from nereus_common.rl.loss_sums import LossSums, bounded, real_or
+from nereus_common.rl.loss_sums import LossSums, real_or
+from nereus_common.rl.options import bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +20,10 @@ class TokenBatch:
     """R tokens of one pack, whole sequences. All [R]; `logprobs` carries the gradient, the others none.
 
     weight: the token's share in the loss of its minibatch, 0 for a masked or padding token. counted: whether it is
-    neither. fresh: counted, and sampled by the very version that this step starts from. sequence: a number of its
-    sequence in the pack. behaviour: the sampler's log-probs. proximal: the trainer's own before the step; None where
-    `logprobs` are just those. reference: of the reference model, None without a KL term.
+    neither; where it is not, the other columns may hold anything, NaN included. fresh: counted, and sampled by the
+    very version that this step starts from. sequence: a number of its sequence in the pack. behaviour: the sampler's
+    log-probs. proximal: the trainer's own before the step; None where `logprobs` are just those. reference: of the
+    reference model, None without a KL term.
     """
 
     logprobs: Tensor
@@ -35,21 +37,46 @@ class TokenBatch:
     proximal: Tensor | None = None
     reference: Tensor | None = None
 
+    def settled(self) -> TokenBatch:
+        """The same with a ratio of 1, an advantage and a KL of 0 wherever a token does not count."""
+        nothing = torch.zeros_like(self.logprobs)
+        logprobs = real_or(self.counted, self.logprobs, nothing)
+
+        def known(column: Tensor) -> Tensor:
+            return real_or(self.counted, column, nothing)
+
+        return replace(
+            self,
+            logprobs=logprobs,
+            advantages=known(self.advantages),
+            behaviour=known(self.behaviour),
+            proximal=logprobs.detach() if self.proximal is None else known(self.proximal),
+            reference=None if self.reference is None else known(self.reference),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
     """Options as `nereus.spec.algorithms.PolicySpec` explains them.
 
+    With ratio ρ and advantage A a token loses −min(ρ A, clip(ρ, 1 − clip_low, 1 + clip_high) A) (Schulman et al. 2017,
+    arXiv 1707.06347, eq. 7), at most −`dual_clip` · A where A < 0 (Ye et al. 2020, arXiv 1912.09729).
+
     Two ratios with two denominators (decoupled PPO; Hilton et al. 2021, arXiv 2110.00641): the clipped one is to
     `proximal`, the policy before the step as the trainer's own kernels see it, so it is exactly 1 at the first update;
     what separates the sampler from it (other kernels, older versions, truncated sampling) is the weight that `tis_cap`
     bounds.
+
+    `kl_beta` times the penalty of `rl.kl` comes on top, which that weight and the token's ratio also correct.
+
+    `ratio`: of each token; or for all tokens of a sequence the geometric mean of theirs (`sequence`; GSPO) or their
+    product (`trajectory`: the whole response is one action, as RLOO has it and TRL's RLOOTrainer clips it).
     """
 
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = None
-    ratio: Literal["token", "sequence"] = "token"
+    ratio: Literal["token", "sequence", "trajectory"] = "token"
     tis_cap: float | None = None
     kl_beta: float = 0.0
     kl_estimator: Estimator = "k3"
@@ -76,45 +103,54 @@ class PolicyLoss:
             )
 
     def __call__(self, tokens: TokenBatch) -> LossSums:
-        current = tokens.logprobs.detach()
-        advantages = real_or(tokens.counted, tokens.advantages, torch.zeros_like(current))
-        behaviour = real_or(tokens.counted, tokens.behaviour, current)
-        proximal = current if tokens.proximal is None else real_or(tokens.counted, tokens.proximal, current)
-        token_ratio = torch.exp(tokens.logprobs - proximal)
-        ratio = token_ratio if self.ratio == "token" else self._sequence_ratio(tokens, proximal)
+        self.check_columns({"reference"} if tokens.reference is not None else ())
+        tokens = tokens.settled()
+        assert tokens.proximal is not None
+        log_ratio = tokens.logprobs - tokens.proximal
+        ratio = torch.exp(log_ratio if self.ratio == "token" else self._over_sequences(tokens, log_ratio))
         clipped = ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
-        gain = torch.minimum(ratio * advantages, clipped * advantages)
-        if self.dual_clip is not None:
-            gain = torch.where(advantages < 0, torch.maximum(gain, self.dual_clip * advantages), gain)
-        per_token = -gain
+        per_token = -self._gain(ratio, clipped, tokens.advantages)
+        stands_for = torch.exp(log_ratio)
         if self.tis_cap is not None:
-            per_token = per_token * torch.exp(proximal - behaviour).clamp(max=self.tis_cap)
-        divergence = torch.zeros_like(current)
+            trust = torch.exp(tokens.proximal - tokens.behaviour).clamp(max=self.tis_cap)
+            per_token, stands_for = per_token * trust, stands_for * trust
+        divergence = self._divergence(tokens, stands_for)
         if self.kl_beta:
-            self.check_columns({"reference"} if tokens.reference is not None else ())
-            assert tokens.reference is not None
-            reference = real_or(tokens.counted, tokens.reference, current)
-            divergence = kl_penalty(tokens.logprobs, reference, token_ratio, self.kl_estimator, self.kl_gradient)
             per_token = per_token + self.kl_beta * divergence
-        loss = (per_token * tokens.weight).sum()
-        gap = (current - behaviour).abs()
-        moved = current - behaviour
+        return self._sums((per_token * tokens.weight).sum(), tokens, ratio, clipped, divergence)
+
+    def _gain(self, ratio: Tensor, clipped: Tensor, advantages: Tensor) -> Tensor:
+        gain = torch.minimum(ratio * advantages, clipped * advantages)
+        if self.dual_clip is None:
+            return gain
+        return torch.where(advantages < 0, torch.maximum(gain, self.dual_clip * advantages), gain)
+
+    def _divergence(self, tokens: TokenBatch, stands_for: Tensor) -> Tensor:
+        """KL to the reference per token, also where it is only reported (a penalty in the reward); 0 without one."""
+        if tokens.reference is None:
+            return torch.zeros_like(stands_for)
+        return kl_penalty(tokens.logprobs, tokens.reference, stands_for, self.kl_estimator, self.kl_gradient)
+
+    def _over_sequences(self, tokens: TokenBatch, log_ratio: Tensor) -> Tensor:
+        """[R] the mean or the sum of the sequence's log-ratios, on each of its tokens."""
+        counted = tokens.counted.to(log_ratio.dtype)
+        size = int(tokens.sequence.max()) + 1 if len(tokens.sequence) else 0
+        zeros = torch.zeros(size, dtype=log_ratio.dtype, device=log_ratio.device)
+        whole = zeros.index_add(0, tokens.sequence, log_ratio * counted)
+        if self.ratio == "sequence":
+            whole = whole / zeros.index_add(0, tokens.sequence, counted).clamp(min=1)
+        return whole[tokens.sequence]
+
+    def _sums(self, loss: Tensor, tokens: TokenBatch, ratio: Tensor, clipped: Tensor, divergence: Tensor) -> LossSums:
+        """With `approx_kl` the k3 estimate of KL(sampler ‖ policy), `logprob_gap` the distance of their log-probs."""
+        moved = tokens.logprobs.detach() - tokens.behaviour
         means = {
-            "clip_fraction": (ratio * advantages > clipped * advantages, tokens.counted),
+            "clip_fraction": (ratio * tokens.advantages > clipped * tokens.advantages, tokens.counted),
             "approx_kl": (torch.exp(moved) - 1 - moved, tokens.counted),
             "reference_kl": (divergence, tokens.counted),
             "entropy": (tokens.entropy, tokens.counted),
             "ratio": (ratio, tokens.counted),
-            "logprob_gap": (gap, tokens.fresh),
+            "logprob_gap": (moved.abs(), tokens.fresh),
         }
-        largest = {"logprob_gap_max": (gap, tokens.fresh), "ratio_max": (ratio, tokens.counted)}
+        largest = {"logprob_gap_max": (moved.abs(), tokens.fresh), "ratio_max": (ratio, tokens.counted)}
         return LossSums.of(loss, means, largest)
-
-    def _sequence_ratio(self, tokens: TokenBatch, proximal: Tensor) -> Tensor:
-        """[R] the geometric mean of the sequence's token ratios, on each of its tokens."""
-        counted = tokens.counted.to(tokens.logprobs.dtype)
-        size = int(tokens.sequence.max()) + 1 if len(tokens.sequence) else 0
-        zeros = torch.zeros(size, dtype=tokens.logprobs.dtype, device=tokens.logprobs.device)
-        log_ratio = zeros.index_add(0, tokens.sequence, (tokens.logprobs - proximal) * counted)
-        lengths = zeros.index_add(0, tokens.sequence, counted)
-        return torch.exp(log_ratio / lengths.clamp(min=1))[tokens.sequence]

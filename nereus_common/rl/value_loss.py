@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from nereus_common.core.errors import InvalidInput
-from nereus_common.rl.loss_sums import LossSums, bounded, real_or
+from nereus_common.rl.loss_sums import LossSums, real_or
+from nereus_common.rl.options import bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +54,18 @@ class ValueLoss:
                 )
 
     def __call__(self, tokens: ValueBatch) -> LossSums:
-        returns = real_or(tokens.counted, tokens.returns, tokens.values.detach())
-        error = (tokens.values - returns).square()
+        nothing = torch.zeros_like(tokens.values)
+        values = real_or(tokens.counted, tokens.values, nothing)
+        returns = real_or(tokens.counted, tokens.returns, nothing)
+        error = (values - returns).square()
         worst, clipped = error, torch.zeros_like(tokens.counted)
         if self.clip is not None:
-            before = real_or(tokens.counted, tokens.before, tokens.values.detach())
-            kept = before + (tokens.values - before).clamp(-self.clip, self.clip)
-            kept_error = (kept - returns).square()
+            before = real_or(tokens.counted, tokens.before, nothing)
+            kept_error = (before + (values - before).clamp(-self.clip, self.clip) - returns).square()
             worst, clipped = torch.maximum(error, kept_error), kept_error > error
         means = {
             "value_error": (error, tokens.counted),
             "value_clip_fraction": (clipped, tokens.counted),
-            "value": (tokens.values, tokens.counted),
+            "value": (values, tokens.counted),
         }
         return LossSums.of((worst / 2 * tokens.weight).sum(), means, {})

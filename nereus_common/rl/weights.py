@@ -17,7 +17,10 @@ Aggregation = Literal["token", "sequence", "constant"]
 
 
 def cut_minibatches(groups: int, minibatches: int) -> NDArray[np.int32]:
-    """[G] the minibatch of each group: contiguous, sizes differing by at most one."""
+    """[G] the minibatch of each group: contiguous, sizes differing by at most one.
+
+    Where groups are fewer than minibatches some stay empty, so cut into at most as many as there are groups.
+    """
     return (np.arange(groups, dtype=np.int64) * minibatches // max(groups, 1)).astype(np.int32)
 
 
@@ -38,7 +41,10 @@ def loss_weights(
 ) -> NDArray[np.float32]:
     """[R] weights; over a minibatch of T unmasked tokens in N sequences that have any, the unmasked ones weigh:
 
-    token: 1 / T. sequence: 1 / (N · own length). constant: 1 / (sequences · `longest`), whatever is masked.
+    token: 1 / T (DAPO; Yu et al. 2025, arXiv 2503.14476, §3.3).
+    sequence: 1 / (N · own length) (GRPO; Shao et al. 2024, arXiv 2402.03300, eq. 3).
+    constant: 1 / (sequences · `longest`), whatever is masked (Dr. GRPO; Liu et al. 2025, arXiv 2503.20783).
+
     InvalidInput for `constant` without `longest` > 0.
     """
     lengths = _tokens_per_sequence(batch)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from nereus_common.rl.shaping import equal_reward_groups, mask_truncated, overlong_penalty
 from numpy.typing import NDArray
 
 from nereus.spec import JobSpec
@@ -18,6 +17,7 @@ from nereus_common.core.ids import DeviceId, ModelStage
 from nereus_common.core.workflow import Task, Work, Workflow
 from nereus_common.rl.advantages import estimate
 from nereus_common.rl.rollouts import RolloutBatch
+from nereus_common.rl.shaping import drop_groups, equal_reward_groups, mask_truncated, overlong_penalty
 from nereus_common.rl.step_rollouts import StepRollouts
 from nereus_common.rl.weights import cut_minibatches, loss_weights
 from nereus_common.rpc.together import together
@@ -52,13 +52,17 @@ class Stopwatch:
 
 @dataclass(slots=True)
 class StepData:
-    """What is known of a step while its tasks run. `scores` [N] and `baseline_scores` [G] by reward."""
+    """What is known of a step while its tasks run. `scores` [N] and `baseline_scores` [G] by reward.
+
+    `flat` [G]: groups whose rewards, before long responses are punished, are all equal.
+    """
 
     step: int
     rollouts: StepRollouts
     batch: RolloutBatch
     scores: Scored
     baseline_scores: Scored
+    flat: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     updated: dict[str, Updated] = field(default_factory=dict)
     watch: Stopwatch = field(default_factory=Stopwatch)
 
@@ -128,22 +132,27 @@ class StepRunner:
             data.baseline_scores[task.stage.model] = greedy
 
     async def _total(self, task: Task, data: StepData) -> None:
-        batch = data.batch.with_columns(rewards=self._shaped(data.rollouts.batch, data.scores))
-        greedy = data.rollouts.baseline
+        batch, greedy = data.rollouts.batch, data.rollouts.baseline
+        rewards = self._weighed(batch, data.scores)
+        data.flat = equal_reward_groups(batch.with_columns(rewards=rewards))
+        data.batch = data.batch.with_columns(rewards=rewards + self._overlong(batch))
         if greedy is not None:
-            batch = batch.with_columns(baseline=self._shaped(greedy, data.baseline_scores))
-        data.batch = batch
+            baseline = self._weighed(greedy, data.baseline_scores) + self._overlong(greedy)
+            data.batch = data.batch.with_columns(baseline=baseline)
 
-    def _shaped(self, batch: RolloutBatch, scores: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
-        """[N] environment's reward and weighed scores, less the punishment of long responses."""
+    def _weighed(self, batch: RolloutBatch, scores: Mapping[str, NDArray[np.float32]]) -> NDArray[np.float32]:
+        """[N] the environment's reward and the weighed scores."""
         total = np.nan_to_num(batch.rewards, nan=0.0).astype(np.float64)
         for reward in self._spec.rewards:
             total += reward.weight * scores[reward.label].astype(np.float64)
-        overlong = self._spec.algorithm.overlong
-        if overlong is not None:
-            given = overlong.length, overlong.buffer, overlong.penalty
-            total += overlong_penalty(batch.response_lengths, *given)
         return total.astype(np.float32)
+
+    def _overlong(self, batch: RolloutBatch) -> NDArray[np.float32]:
+        """[N] the punishment of long responses, at most 0."""
+        given = self._spec.algorithm.overlong
+        if given is None:
+            return np.zeros(batch.sequences, np.float32)
+        return overlong_penalty(batch.response_lengths, given.length, given.buffer, given.penalty)
 
     async def _logprobs(self, task: Task, data: StepData) -> None:
         assert task.stage is not None
@@ -158,7 +167,7 @@ class StepRunner:
         data.batch = data.batch.with_columns(values=found)
 
     async def _advantages(self, task: Task, data: StepData) -> None:
-        data.batch = await asyncio.to_thread(prepared, data.batch, self._spec)
+        data.batch = await asyncio.to_thread(prepared, data.batch, data.flat, self._spec)
 
     async def _update(self, task: Task, data: StepData) -> None:
         assert task.stage is not None
@@ -187,14 +196,14 @@ class StepRunner:
         return algorithm.value_loss_options()
 
 
-def prepared(batch: RolloutBatch, spec: JobSpec) -> RolloutBatch:
+def prepared(batch: RolloutBatch, flat: NDArray[np.bool_], spec: JobSpec) -> RolloutBatch:
     """The batch as it is trained on: advantages of all its groups, then the shares of what counts in the loss."""
     algorithm = spec.algorithm
     if algorithm.mask_truncated:
         batch = mask_truncated(batch)
     batch = estimate(batch, algorithm.estimator_options())
     if algorithm.name == "grpo" and algorithm.equal_groups == "drop":
-        batch = batch.select_groups(np.flatnonzero(~equal_reward_groups(batch)).tolist())
+        batch = drop_groups(batch, flat)
     batch = batch.with_columns(minibatch=cut_minibatches(batch.groups, algorithm.minibatches))
     longest = spec.sampling.max_tokens if spec.environment is None else spec.environment.max_tokens
     weights = loss_weights(batch, algorithm.minibatches, algorithm.aggregation, longest=longest)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nereus_common.rl.advantages import explained_variance, staleness
+from nereus_common.rl.diagnostics import explained_variance, staleness
 from nereus_common.rl.prompts import PromptSource
 from nereus_common.rl.rollouts import RolloutBatch
 
