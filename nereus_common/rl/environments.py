@@ -63,9 +63,13 @@ Answer = Callable[..., Observation]
 
 
 class FunctionEnvironment:
-    """A function as an environment: it keeps what was said, so that the function need not."""
+    """A function as an environment: it keeps what was said, so that the function need not.
 
-    def __init__(self, answer: Answer, options: Mapping[str, Any]) -> None:
+    TypeError when the function does not take the history, the task and these options.
+    """
+
+    def __init__(self, answer: Answer, /, **options: Any) -> None:
+        inspect.signature(answer).bind((), None, **options)
         self._answer = partial(answer, **options)
         self._history: list[str] = []
 
@@ -87,14 +91,13 @@ def load_environment(name: str, options: Mapping[str, Any]) -> Callable[[], Envi
     One is made here and dropped, so that options it does not take are InvalidInput before any episode.
     """
     found = _ENVIRONMENTS.load(name)
+    if inspect.isclass(found):
+        _check_methods(name, found)
+        make: Callable[..., Any] = found
+    else:
+        make = partial(FunctionEnvironment, found)
     try:
-        if inspect.isclass(found):
-            _check_methods(name, found)
-            make: Callable[[], Environment] = partial(found, **options)
-            make()
-        else:
-            inspect.signature(found).bind((), None, **options)
-            make = partial(FunctionEnvironment, found, dict(options))
+        make(**options)
     except InvalidInput:
         raise
     except Exception as wrong:  # a user's constructor may raise anything
@@ -103,7 +106,7 @@ def load_environment(name: str, options: Mapping[str, Any]) -> Callable[[], Envi
             remedy="see what its constructor, or the function after (history, task), takes",
             field="environment.options",
         ) from wrong
-    return make
+    return partial(make, **options)
 
 
 def checked_observation(value: object) -> Observation:

@@ -22,12 +22,12 @@ def first_task(dataset: str, **params: Any) -> Task:
 
 def test_an_environment_is_found_by_name_path_and_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
-    file.write_text("def echo(history, task):\n    return history\n")
+    file.write_text("def echo(history, task):\n    return history[0].upper()\n")
     assert isinstance(load_environment("reasoning_gym", {})(), ReasoningGym)
     assert isinstance(load_environment("nereus_common.rl.gym_score:ReasoningGym", {"discount": 0.5})(), ReasoningGym)
     environment = load_environment(f"{file}:echo", {})()
     environment.reset(Task(0, 0, "q"))
-    assert environment.step("a") == ("a",)
+    assert str(environment.step("a")) == "A"
 
 
 @pytest.mark.parametrize(
