@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any
 
@@ -40,6 +41,8 @@ class Bad(Fair):
                 os._exit(3)
             case "sys.exit":
                 raise SystemExit(4)
+            case "later":
+                threading.Timer(0.2, os._exit, (5,)).start()
             case "bytes":
                 bytearray(4 << 30)
             case "array":

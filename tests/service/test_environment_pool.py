@@ -150,6 +150,18 @@ async def test_a_call_that_hangs_is_blamed_though_its_caller_went_away(pool: Mak
             await second.step("fine")
 
 
+async def test_a_process_that_ends_between_two_calls_costs_only_the_episodes_in_it(pool: Make) -> None:
+    bad = pool("Bad", processes=1)
+    async with AsyncExitStack() as stack:
+        (first,) = await open_many(stack, bad, 1)
+        await first.step("later")
+        await asyncio.sleep(1)
+        async with bad.episode(task(1), timeout=START) as second:
+            assert (await second.step("fine")).text.startswith("1:1:fine")
+        with pytest.raises(JobFailed, match="lost its process, on the prompt at position 40, sample 0, turn 2"):
+            await first.step("fine")
+
+
 async def test_no_more_episodes_are_open_than_allowed(pool: Make) -> None:
     fair = pool("Fair", processes=1, open_episodes=1)
     async with fair.episode(task(), timeout=START) as dialogue:

@@ -14,6 +14,7 @@ from nereus_common.engines.environments import EnvironmentChoice, EnvironmentPoo
 from nereus_common.rl.assembly import Completion
 from nereus_common.rl.environments import Task
 from nereus_common.rl.episodes import EpisodeLimits
+from nereus_common.rl.prompts import Sizes
 from nereus_common.rl.sources import TaskSource
 
 BAD = Path(__file__).with_name("bad_environments.py")
@@ -64,7 +65,7 @@ async def played(pool: EnvironmentPool, script: Script, task: Task, limits: Epis
 
 
 async def test_reasoning_gym_tasks_are_played_until_right(pool: Make) -> None:
-    questions = TaskSource("letter_counting", {"min_words": 1, "max_words": 2}).open(0).train[:8]
+    questions = TaskSource("letter_counting", {"min_words": 1, "max_words": 2}, Sizes(8, 0, 0)).open(0).train
     tasks = [
         Task(position, 0, question.text, question.answer, question.metadata)
         for position, question in enumerate(questions)
@@ -84,7 +85,7 @@ async def test_reasoning_gym_tasks_are_played_until_right(pool: Make) -> None:
 
 async def test_an_episode_that_is_never_right_ends_with_its_turns(pool: Make) -> None:
     script = Script("a", "b", "c", "d")
-    question = TaskSource("letter_counting").open(0).train[0]
+    question = TaskSource("letter_counting", sizes=Sizes(1, 0, 0)).open(0).train[0]
     done = await played(
         pool("reasoning_gym", retry="no"), script, Task(0, 0, question.text, question.answer, question.metadata)
     )

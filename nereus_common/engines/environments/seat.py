@@ -68,6 +68,8 @@ class Seat:
             await self._stop()
 
     async def _process(self, timeout: float) -> Worker:
+        if self._worker is not None and self._worker.exited.done():
+            await self._stop()  # it ended between two calls: that is no fault of the episode that begins now
         if self._worker is None:
             self._worker = await Worker.start(self._spec, timeout=timeout)
             self._fall = None

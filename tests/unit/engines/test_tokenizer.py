@@ -10,8 +10,6 @@ import pytest
 from nereus_common.core.errors import InvalidInput
 from nereus_common.engines.tokenizer import ChatTokenizer
 
-pytestmark = pytest.mark.fast
-
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
     "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"

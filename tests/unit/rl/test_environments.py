@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,19 @@ def test_partial_credit_is_enough_where_it_is_said_to_be() -> None:
 def test_a_prompt_of_no_task_is_refused() -> None:
     with pytest.raises(InvalidInput, match="of no reasoning-gym task"):
         ReasoningGym().reset(Task(0, 0, "q", "a", {"source_dataset": "sums"}))
+
+
+def test_the_environments_of_the_guide_work(tmp_path: Path) -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
+    file = tmp_path / "guide.py"
+    file.write_text("\n".join(re.findall(r"```python\n(.*?)```", guide, re.DOTALL)))
+    guess = load_environment(f"{file}:GuessTheNumber", {})()
+    guess.reset(Task(0, 0, "guess", "5"))
+    assert [guess.step(number) for number in ("3", "7", "5")] == [
+        Observation("higher"),
+        Observation("lower"),
+        Observation(reward=1.0, done=True),
+    ]
+    persuade = load_environment(f"{file}:persuade", {"word": "kindly"})()
+    persuade.reset(Task(0, 0, "ask"))
+    assert [persuade.step("now!").done, persuade.step("kindly").done] == [False, True]
