@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from nereus.sync import SyncClient, SyncJobHandle
     from nereus.types import ClusterStatus, Device, Job, Service
     from nereus_common.core.plan import Plan
+    from nereus_common.rl.environments import Observation, Task
     from nereus_common.rl.rewards import RewardInput
 
 _WHERE = {
@@ -33,6 +34,7 @@ _WHERE = {
     "JobSpec": "nereus.spec",
     "JobState": "nereus.events",
     "LogLine": "nereus.events",
+    "Observation": "nereus_common.rl.environments",
     "Plan": "nereus_common.core.plan",
     "RewardInput": "nereus_common.rl.rewards",
     "Service": "nereus.types",
@@ -41,6 +43,7 @@ _WHERE = {
     "SyncClient": "nereus.sync",
     "SyncJobHandle": "nereus.sync",
     "SyncReport": "nereus.events",
+    "Task": "nereus_common.rl.environments",
     "load_spec": "nereus.spec_file",
 }
 
@@ -55,6 +58,7 @@ __all__ = [
     "JobSpec",
     "JobState",
     "LogLine",
+    "Observation",
     "Plan",
     "RewardInput",
     "Service",
@@ -63,6 +67,7 @@ __all__ = [
     "SyncClient",
     "SyncJobHandle",
     "SyncReport",
+    "Task",
     "errors",
     "load_spec",
 ]

@@ -59,7 +59,7 @@ def _assign(data: dict[str, Any], keys: list[str], value: Any) -> None:
 
 
 def _absolute(data: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Model folders, prompt files and reward files, wherever the job file names them, made absolute."""
+    """Model folders and files of prompts, rewards and environments, wherever the job file names them, made absolute."""
 
     def place(text: Any) -> Any:
         return str(folder / text) if isinstance(text, str) and not text.startswith(DEMO_SCHEME) else text
@@ -67,7 +67,7 @@ def _absolute(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     def model(entry: Any) -> Any:
         return {**entry, "path": place(entry.get("path"))} if isinstance(entry, dict) else place(entry)
 
-    def reward(entry: Any) -> Any:
+    def code(entry: Any) -> Any:
         name = entry.get("name") if isinstance(entry, dict) else entry
         if not isinstance(name, str) or ".py:" not in name:
             return entry
@@ -81,5 +81,7 @@ def _absolute(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     if isinstance(data.get("prompts"), dict) and "file" in data["prompts"]:
         result["prompts"] = {**data["prompts"], "file": place(data["prompts"]["file"])}
     if isinstance(data.get("rewards"), list):
-        result["rewards"] = [reward(entry) for entry in data["rewards"]]
+        result["rewards"] = [code(entry) for entry in data["rewards"]]
+    if "environment" in data:
+        result["environment"] = code(data["environment"])
     return result

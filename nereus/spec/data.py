@@ -27,17 +27,23 @@ class PromptsSpec(Section):
 
 
 class TaskPrompts(PromptsSpec):
-    """A reasoning-gym task and the fields of its config."""
+    """A reasoning-gym task and the fields of its config.
+
+    `balanced`: draw training and held-out questions so that their answers are spread as evenly as the task allows,
+    where one answer would else score well by itself. Rare answers must be found first: it makes twenty times as many
+    questions as it keeps, and 10,000 at least.
+    """
 
     task: str
     params: dict[str, Any] = Field(default_factory=dict)
+    balanced: bool = False
 
     def open(self, seed: int, heldout: int) -> QuestionSet:
         from nereus_common.rl.prompts import Sizes
         from nereus_common.rl.sources import TaskSource
 
         sizes = Sizes(train=self.size, heldout=heldout, examples=self.examples)
-        return TaskSource(self.task, self.params, sizes, self.system).open(seed)
+        return TaskSource(self.task, self.params, sizes, self.system, self.balanced).open(seed)
 
 
 class FilePrompts(PromptsSpec):
@@ -98,10 +104,10 @@ class RewardSpec(Section):
 class EnvironmentSpec(Section):
     """A dialogue: after each response the environment answers, gives a reward, and may end it.
 
-    `name`: an installed environment, `package.module:Class` or `file.py:Class`; `options` are its constructor's
-    arguments. At most `max_turns` responses of `sampling.max_tokens` each, and `max_tokens` in all, the environment's
-    answers included. `timeout_seconds` and `memory_bytes` limit one call and one process, of which there are
-    `processes`.
+    `name`: an installed environment, `package.module:Class` or `file.py:Class`, or a function in place of the class;
+    `options` are its constructor's arguments. At most `max_turns` responses of `sampling.max_tokens` each, and
+    `max_tokens` in all, the environment's answers included. `timeout_seconds` and `memory_bytes` limit one call and one
+    process, of which there are `processes`.
     """
 
     name: str

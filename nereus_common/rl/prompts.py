@@ -117,7 +117,7 @@ def split(
     """
     seen: set[str] = set()
     drawn = {
-        kind: tuple(islice(_unseen(stream, seen, patience), wanted))
+        kind: tuple(islice(unseen(stream, seen, patience), wanted))
         for kind, stream, wanted in (
             ("examples", examples, sizes.examples),
             ("heldout", heldout, sizes.heldout),
@@ -134,8 +134,11 @@ def split(
     return QuestionSet(drawn["train"], drawn["heldout"], drawn["examples"], system)
 
 
-def _unseen(stream: Iterable[Question], seen: set[str], patience: int | None) -> Iterator[Question]:
-    """Questions whose text, up to spacing and case, has not been seen in any stream."""
+def unseen(stream: Iterable[Question], seen: set[str], patience: int | None) -> Iterator[Question]:
+    """Questions whose text, up to spacing and case, is not in `seen`; each is added to it.
+
+    Ends after `patience` repeats in a row, where it is given.
+    """
     repeats = 0
     for question in stream:
         key = " ".join(question.text.casefold().split())

@@ -10,44 +10,73 @@ from pathlib import Path
 from typing import Any
 
 from nereus_common.core.errors import InvalidInput, NotFound
-from nereus_common.rl.prompts import Question, QuestionSet, Sizes, split
+from nereus_common.rl.order import permuted
+from nereus_common.rl.prompts import Question, QuestionSet, Sizes, split, unseen
 
 _DRAWS_PER_QUESTION = 20
+_BALANCED_DRAWS = 10_000
+"""At least so many where rare answers are looked for."""
 _PATIENCE = 1000
 """How often in a row a generator may repeat itself before its task counts as exhausted."""
 
 _STREAMS = 3
-"""Training, held-out questions and examples come from generator seeds that no job seed shares."""
+"""Training, held-out questions and examples come from generator seeds of their own, which no job seed shares."""
+_SEEDS = 1 << 31
+"""Of all generators, some take no larger seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSource:
-    """A reasoning-gym task; `params` are the fields of its config."""
+    """A reasoning-gym task; `params` are the fields of its config.
+
+    `balanced`: of twenty times as many questions, and 10,000 at least, those are taken that spread the answers most
+    evenly: all of a rare answer, and equally many of the others. Which they are depends on the seed alone. The held-out
+    set is drawn first: where a task has few questions in all, it leaves none of the rarest answers for training.
+    """
 
     task: str
     params: Mapping[str, Any] = field(default_factory=dict)
     sizes: Sizes = field(default_factory=lambda: Sizes(train=4096, heldout=200, examples=0))
     system: str | None = None
+    balanced: bool = False
 
     def open(self, seed: int) -> QuestionSet:
         """Generate the questions; InvalidInput names an unknown task or parameter."""
         sizes = self.sizes
         train, heldout, examples = (
-            self._stream(seed * _STREAMS + stream, wanted)
+            self._stream(_generator_seed(seed * _STREAMS + stream), wanted)
             for stream, wanted in enumerate((sizes.train, sizes.heldout, sizes.examples))
         )
         return split(
-            train, heldout, varied(examples), sizes, name=f"task {self.task}", system=self.system, patience=_PATIENCE
+            self._spread(train),
+            self._spread(heldout),
+            varied(examples),
+            sizes,
+            name=f"task {self.task}",
+            system=self.system,
+            patience=_PATIENCE,
         )
 
+    def _spread(self, stream: Iterator[Question]) -> Iterable[Question]:
+        return varied(unseen(stream, set(), _PATIENCE)) if self.balanced else stream
+
     def _stream(self, seed: int, wanted: int) -> Iterator[Question]:
-        dataset = _create_dataset(self.task, {**self.params, "seed": seed, "size": wanted * _DRAWS_PER_QUESTION + 1})
+        draws = max(wanted * _DRAWS_PER_QUESTION + 1, _BALANCED_DRAWS if self.balanced else 0)
+        dataset = _create_dataset(self.task, {**self.params, "seed": seed, "size": draws})
         for entry in dataset:
             yield Question(str(entry["question"]), str(entry["answer"]), {**entry["metadata"], "task": self.task})
 
 
+def _generator_seed(stream: int) -> int:
+    """Far from every other stream's: question i depends on seed + i alone, so that neighbours would ask the same."""
+    return permuted(stream % _SEEDS, _SEEDS, key=0)
+
+
 def varied(questions: Iterable[Question]) -> list[Question]:
-    """The same questions, those with an answer not seen before first: examples should not all say the same."""
+    """The same questions, those with an answer not seen before first, then those that repeat one once, and so on.
+
+    However many are taken, no answer is taken more often than another that still has questions left, but for one.
+    """
     seen: Counter[str] = Counter()
     ranked: list[tuple[int, Question]] = []
     for question in questions:

@@ -33,3 +33,7 @@ def nonsense(sample: RewardInput) -> str:
 
 def process(sample: RewardInput) -> float:
     return float(os.getpid())
+
+
+def greedy(sample: RewardInput) -> float:
+    return float(len(bytearray(4 << 30 if sample.response == "eat" else 1)))

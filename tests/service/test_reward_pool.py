@@ -22,7 +22,7 @@ async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
     made: list[RewardPool] = []
 
     def make(*rewards: WeightedReward, processes: int = 2) -> RewardPool:
-        made.append(RewardPool("job1", rewards, tmp_path, processes=processes))
+        made.append(RewardPool("job1", rewards, tmp_path, processes=processes, memory_bytes=256 << 20))
         return made[-1]
 
     yield make
@@ -56,6 +56,7 @@ async def test_rewards_run_in_other_processes(pool: Pool) -> None:
         ("vanishing", "die", "exited with status 3"),
         ("nonsense", "x", "returned 'good', which is not a number"),
         ("slow", "hang", "did not finish within 1 s"),
+        ("greedy", "eat", "needs more than the 256 MiB"),
     ],
 )
 async def test_a_reward_that_goes_wrong_is_named_with_its_sample_and_the_pool_lives_on(

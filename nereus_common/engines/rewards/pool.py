@@ -1,7 +1,8 @@
 """Scores samples in a few worker processes, each call under a time limit.
 
 A reward is a stranger's code: it may raise, return nonsense, hang or take its process down. Each of these ends in a
-JobFailed that names the reward and the sample; the processes are replaced, and the pool can be used again.
+JobFailed that names the reward and the sample; the processes are replaced, and the pool can be used again. So does
+one that needs more memory than its process may have.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nereus_common.core.errors import DeadlineExceeded, JobFailed, NereusError, ProcessLost
+from nereus_common.core.errors import DeadlineExceeded
+from nereus_common.engines.rewards.body import RewardBodyConfig
+from nereus_common.engines.strangers import Blame, ask, worker_spec
 from nereus_common.rl.rewards import RewardInput, weighted_sum
-from nereus_common.workers import Worker, WorkerError, WorkerSpec
+from nereus_common.workers import Worker, WorkerSpec
 
 _BODY = "nereus_common.engines.rewards.body:RewardBody"
 
@@ -28,13 +31,23 @@ class WeightedReward:
 
 
 class RewardPool:
-    """`processes` workers for one job; `name` begins their names and those of their logs in `log_folder`."""
+    """`processes` workers for one job, of at most `memory_bytes` each; `name` begins their names and those of their
+    logs in `log_folder`."""
 
-    def __init__(self, name: str, rewards: Sequence[WeightedReward], log_folder: Path, *, processes: int = 2) -> None:
+    def __init__(
+        self,
+        name: str,
+        rewards: Sequence[WeightedReward],
+        log_folder: Path,
+        *,
+        processes: int = 2,
+        memory_bytes: int = 4 << 30,
+    ) -> None:
         self._name = name
         self._rewards = tuple(rewards)
         self._log_folder = log_folder
         self._processes = processes
+        self._memory_bytes = memory_bytes
         self._workers: list[Worker] = []
 
     async def start(self, *, timeout: float) -> None:
@@ -73,17 +86,12 @@ class RewardPool:
             totals[index] = weighted_sum(scores, weights)
 
     async def _one(self, worker: Worker, reward: WeightedReward, sample: RewardInput) -> float:
-        try:
-            return float(await worker.call("score", reward.name, sample, timeout=reward.timeout))
-        except DeadlineExceeded as late:
-            raise _failed(reward, sample, f"did not finish within {reward.timeout:g} s", late) from late
-        except (WorkerError, ProcessLost) as error:
-            raise _failed(reward, sample, f"failed: {error.message}", error) from error
+        blame = _blame(reward, sample)
+        return float(await ask(worker, "score", reward.name, sample, timeout=reward.timeout, blame=blame))
 
     def _spec(self, number: int) -> WorkerSpec:
-        name = f"{self._name}.reward{number}"
-        names = tuple(reward.name for reward in self._rewards)
-        return WorkerSpec(name, _BODY, names, self._log_folder / f"{name}.log", {"OMP_NUM_THREADS": "1"})
+        config = RewardBodyConfig(tuple(reward.name for reward in self._rewards), self._memory_bytes)
+        return worker_spec(f"{self._name}.reward{number}", _BODY, config, self._log_folder)
 
     def _cause(self, error: BaseException, count: int, timeout: float) -> BaseException:
         if isinstance(error, BaseExceptionGroup):
@@ -96,12 +104,10 @@ class RewardPool:
         return error
 
 
-def _failed(reward: WeightedReward, sample: RewardInput, what: str, error: NereusError) -> JobFailed:
-    return JobFailed(
-        f"reward {reward.name} {what}, on the prompt at position {sample.position}, sample {sample.sample}",
-        remedy="fix the reward, or raise its timeout_seconds",
-        reward=reward.name,
-        position=sample.position,
-        sample=sample.sample,
-        log=error.details.get("traceback") or error.details.get("log", ""),
+def _blame(reward: WeightedReward, sample: RewardInput) -> Blame:
+    return Blame(
+        f"reward {reward.name}",
+        f"on the prompt at position {sample.position}, sample {sample.sample}",
+        "fix the reward, or raise its timeout_seconds",
+        {"reward": reward.name, "position": sample.position, "sample": sample.sample},
     )

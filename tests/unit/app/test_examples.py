@@ -11,6 +11,7 @@ from nereus.demo.job import TASKS, commonest_answer, demo_spec
 from nereus.spec import JobSpec
 from nereus.spec_file import load_spec
 from nereus_common.core.errors import InvalidInput
+from nereus_common.rl.environments import Observation, Task, load_environment
 from nereus_common.rl.rewards import RewardInput, load_reward
 
 pytestmark = pytest.mark.fast
@@ -43,6 +44,18 @@ def test_the_example_with_a_file_and_a_reward_of_its_own_is_complete() -> None:
     assert (len(questions.examples), len(questions.heldout), len(questions.train)) == (3, 20, 22)
     brevity = load_reward(spec.rewards[1].name)
     assert brevity(RewardInput(0, 0, "q", "3", response_token_ids=(1, 2))) == 1.0
+
+
+def test_the_calculator_answers_calls_and_scores_the_final_answer() -> None:
+    spec = load_spec(EXAMPLES / "calculator.yaml")
+    assert spec.environment is not None
+    episode = load_environment(spec.environment.name, spec.environment.options)()
+    questions = spec.prompts.open(spec.seed, spec.evaluation.size)
+    episode.reset(Task(0, 0, questions.train[0].text, questions.train[0].answer))
+    assert episode.step("let me see\ncalc: 12*(7 - 2.5)//2") == Observation("27", -0.05)
+    for expression in ("__import__('os')", "9**9", "1/0", "1 +", "(" * 50 + ")" * 50, "9" * 101, "True"):
+        assert episode.step(f"calc: {expression}").text.startswith("error: ")
+    assert episode.step(f"{questions.train[0].answer}.") == Observation(reward=1.0, done=True)
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -15,8 +15,8 @@ pytestmark = pytest.mark.fast
 
 EXPORTED = {
     "Client", "ClusterStatus", "Device", "Evaluation", "Job", "JobEvent", "JobHandle", "JobSpec", "JobState", "LogLine",
-    "Plan", "RewardInput", "Service", "StateChange", "StepReport", "SyncClient", "SyncJobHandle", "SyncReport",
-    "errors", "load_spec",
+    "Observation", "Plan", "RewardInput", "Service", "StateChange", "StepReport", "SyncClient", "SyncJobHandle",
+    "SyncReport", "Task", "errors", "load_spec",
 }  # fmt: skip
 HEAVY = ("torch", "grpc", "vllm", "transformers", "redis", "ucxx", "numpy", "pydantic", "nereus_controller")
 

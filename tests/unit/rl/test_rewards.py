@@ -45,7 +45,7 @@ def test_a_reward_is_found_by_module_path_and_by_file(tmp_path: Path) -> None:
         ("exact_anser", "there is no reward named 'exact_anser'"),
         ("no.such.module:f", "No module named"),
         ("nereus_common.rl.rewards:nothing", "no attribute 'nothing'"),
-        ("nereus_common.rl.rewards:ENTRY_POINTS", "is a str, not a function"),
+        ("nereus_common.rl.environments:LONGEST_TEXT", "is a int, which cannot be called"),
         ("/no/such/file.py:f", "No such file"),
     ],
 )
