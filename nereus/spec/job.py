@@ -141,6 +141,9 @@ class JobSpec(Section):
     def _something_rewards(self) -> Self:
         if not self.rewards and self.environment is None:
             raise ValueError("rewards is empty: name at least one, or an environment that gives them")
+        labels = [reward.label for reward in self.rewards]
+        if len(set(labels)) < len(labels):
+            raise ValueError(f"two rewards are called {max(labels, key=labels.count)}: name them apart")
         return self
 
     @model_validator(mode="after")
@@ -148,7 +151,7 @@ class JobSpec(Section):
         replaces = self.algorithm.name == "grpo" and self.algorithm.equal_groups == "replace"
         if replaces and any(reward.model for reward in self.rewards):
             raise ValueError(
-                "algorithm.equal_groups: replace needs rewards that are known group by group, not a model's"
+                "algorithm.equal_groups: replace needs rewards known group by group, which a model's are not"
             )
         return self
 

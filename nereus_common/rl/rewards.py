@@ -9,7 +9,7 @@ here: see `nereus_common.engines.rewards`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,8 +59,3 @@ def checked(value: object) -> float:
             return number
         raise ValueError(f"returned {number}, which is not finite")
     raise TypeError(f"returned {value!r}, which is not a number")
-
-
-def weighted_sum(scores: Sequence[float], weights: Sequence[float]) -> float:
-    """A sample's total reward."""
-    return math.fsum(score * weight for score, weight in zip(scores, weights, strict=True))

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,17 @@ from nereus.spec import JobSpec
 from nereus_common.core.errors import NereusError, ProcessLost, Unavailable
 from nereus_common.core.ids import JobId
 from nereus_common.core.plan import Plan
-from nereus_common.engines.rewards import RewardPool, WeightedReward
 from nereus_common.engines.tokenizer import ChatTokenizer
 from nereus_common.planning.default import default_plan
 from nereus_common.registry import JobRecord, JobState, Registry, Versioned
 from nereus_common.rl.prompts import OrderedPrompts
-from nereus_common.rl.rewards import RewardInput
 from nereus_common.rpc.pool import Channels
 
 from .coordinator import Coordinator
 from .loop import RlLoop
 from .parts import Surrounding, build_parts
 from .progress import Progress
+from .scoring import Scoring
 from .synced import Synced
 
 log = logging.getLogger(__name__)
@@ -76,28 +75,25 @@ class JobRunner:
         tokenizer = await asyncio.to_thread(ChatTokenizer, Path(spec.model("actor").path))
         questions = await asyncio.to_thread(spec.prompts.open, spec.seed, spec.evaluation.size)
         prompts = OrderedPrompts(questions, tokenizer, spec.seed)
-        rewards = RewardPool(self._job, [_weighted(entry) for entry in spec.rewards], self._folder)
+        scoring = Scoring(self._job, spec, self._folder, tokenizer)
         coordinator = await self._coordinator()
         plan = spec.explicit_plan or await self._default_plan()
         try:
-            await rewards.start(timeout=spec.deadlines.score)
+            await scoring.start()
             placed, synced = await coordinator.place(self._job, FIRST_EPOCH, plan, spec, self._around.channels)
             await self._set_state(JobState.RUNNING, {"plan": json.loads(plan.to_json()), "plan_id": plan.id})
             for report in synced:
                 await self._emit("sync", {"version": 0, **report.told()})
-            parts = build_parts(spec, placed, self._surrounding(coordinator, prompts, rewards, tokenizer))
+            parts = build_parts(spec, placed, self._surrounding(coordinator, prompts, scoring, tokenizer))
             await RlLoop(spec, parts).run(Progress())
         finally:
-            await rewards.close()
+            await scoring.close()
             await asyncio.shield(self._release(coordinator))
 
     def _surrounding(
-        self, coordinator: Coordinator, prompts: OrderedPrompts, rewards: RewardPool, tokenizer: ChatTokenizer
+        self, coordinator: Coordinator, prompts: OrderedPrompts, scoring: Scoring, tokenizer: ChatTokenizer
     ) -> Surrounding:
         deadlines = self._spec.deadlines
-
-        async def score(samples: Sequence[RewardInput]) -> Mapping[str, Sequence[float]]:
-            return await rewards.score(samples, timeout=deadlines.score)
 
         async def sync(model: str, version: int) -> Synced:
             return await coordinator.sync(self._job, FIRST_EPOCH, model, version, deadlines.sync)
@@ -105,7 +101,7 @@ class JobRunner:
         async def after_step(progress: Progress) -> None:
             pass
 
-        return Surrounding(prompts, tokenizer, score, None, sync, self._emit, after_step, self._folder)
+        return Surrounding(prompts, tokenizer, scoring.score, scoring.play, sync, self._emit, after_step, self._folder)
 
     async def _coordinator(self) -> Coordinator:
         for status in await self._around.registry.services():
@@ -175,10 +171,6 @@ async def explained(error: NereusError, registry: Registry) -> NereusError:
 
 def _tail(path: Path, lines: int = 20) -> list[str]:
     return path.read_text(errors="replace").splitlines()[-lines:] if path.is_file() else []
-
-
-def _weighted(entry: Any) -> WeightedReward:
-    return WeightedReward(entry.name, entry.weight, entry.timeout_seconds)
 
 
 def _append(path: Path, line: str) -> None:

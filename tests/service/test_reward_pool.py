@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nereus_common.core.errors import DeadlineExceeded, InvalidInput, JobFailed
-from nereus_common.engines.rewards.pool import RewardPool, WeightedReward
+from nereus_common.engines.rewards.pool import RewardPool, TimedReward
 from nereus_common.rl.rewards import RewardInput
 
 BAD = Path(__file__).with_name("bad_rewards.py")
@@ -21,7 +21,7 @@ Pool = Callable[..., RewardPool]
 async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
     made: list[RewardPool] = []
 
-    def make(*rewards: WeightedReward, processes: int = 2) -> RewardPool:
+    def make(*rewards: TimedReward, processes: int = 2) -> RewardPool:
         made.append(RewardPool("job1", rewards, tmp_path, processes=processes, memory_bytes=256 << 20))
         return made[-1]
 
@@ -30,23 +30,23 @@ async def pool(tmp_path: Path) -> AsyncIterator[Pool]:
         await one.close()
 
 
-def reward(function: str, weight: float = 1.0, timeout: float = 30.0) -> WeightedReward:
-    return WeightedReward(f"{BAD}:{function}", weight, timeout)
+def reward(function: str, timeout: float = 30.0) -> TimedReward:
+    return TimedReward(f"{BAD}:{function}", timeout)
 
 
 def samples(*responses: str) -> list[RewardInput]:
     return [RewardInput(40 + index, index % 8, "q", response, "a") for index, response in enumerate(responses)]
 
 
-async def test_totals_are_weighted_sums_in_the_order_of_the_samples(pool: Pool) -> None:
-    exact = WeightedReward("nereus_common.rl.rewards:exact_answer", 10.0)
-    scores = await pool(reward("length", 0.5), exact).score(samples("a", "bb", "a.", "dddd"), timeout=60)
-    assert scores == [10.5, 1.0, 11.0, 2.0]
+async def test_every_sample_gets_the_scores_of_all_rewards_in_order(pool: Pool) -> None:
+    exact = TimedReward("nereus_common.rl.rewards:exact_answer")
+    scores = await pool(reward("length"), exact).score(samples("a", "bb", "a.", "dddd"), timeout=60)
+    assert scores == [(1.0, 1.0), (2.0, 0.0), (2.0, 1.0), (4.0, 0.0)]
 
 
 async def test_rewards_run_in_other_processes(pool: Pool) -> None:
     pids = await pool(reward("process")).score(samples("x", "y"), timeout=60)
-    assert os.getpid() not in pids
+    assert os.getpid() not in {int(pid) for (pid,) in pids}
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,17 @@ from pathlib import Path
 from nereus_common.core.errors import DeadlineExceeded
 from nereus_common.engines.rewards.body import RewardBodyConfig
 from nereus_common.engines.strangers import Blame, ask, worker_spec
-from nereus_common.rl.rewards import RewardInput, weighted_sum
+from nereus_common.rl.rewards import RewardInput
 from nereus_common.workers import Worker, WorkerSpec
 
 _BODY = "nereus_common.engines.rewards.body:RewardBody"
 
 
 @dataclass(frozen=True, slots=True)
-class WeightedReward:
+class TimedReward:
     """`timeout` in seconds, for one sample."""
 
     name: str
-    weight: float = 1.0
     timeout: float = 10.0
 
 
@@ -37,7 +36,7 @@ class RewardPool:
     def __init__(
         self,
         name: str,
-        rewards: Sequence[WeightedReward],
+        rewards: Sequence[TimedReward],
         log_folder: Path,
         *,
         processes: int = 2,
@@ -49,29 +48,34 @@ class RewardPool:
         self._processes = processes
         self._memory_bytes = memory_bytes
         self._workers: list[Worker] = []
+        self._turn = asyncio.Lock()
 
     async def start(self, *, timeout: float) -> None:
         """Start the processes and load every reward; InvalidInput when one cannot be found. May be called again."""
         while len(self._workers) < self._processes:
             self._workers.append(await Worker.start(self._spec(len(self._workers)), timeout=timeout))
 
-    async def score(self, samples: Sequence[RewardInput], *, timeout: float) -> list[float]:
-        """The weighted total of all rewards for each sample, in order.
+    async def score(self, samples: Sequence[RewardInput], *, timeout: float) -> list[tuple[float, ...]]:
+        """For each sample, in order, what every reward gives it. Calls at the same time take turns.
 
         JobFailed names the reward and the sample that went wrong; DeadlineExceeded when all of it takes longer than
-        `timeout` seconds.
+        `timeout` seconds, counted from its turn on.
         """
-        totals = [0.0] * len(samples)
+        async with self._turn:
+            return await self._score(samples, timeout)
+
+    async def _score(self, samples: Sequence[RewardInput], timeout: float) -> list[tuple[float, ...]]:
+        scores: list[tuple[float, ...]] = [()] * len(samples)
         pending = iter(enumerate(samples))
         try:
             async with asyncio.timeout(timeout), asyncio.TaskGroup() as group:
                 await self.start(timeout=timeout)
                 for worker in self._workers:
-                    group.create_task(self._run(worker, pending, totals))
+                    group.create_task(self._run(worker, pending, scores))
         except BaseException as error:
             await self.close()  # a worker may still be inside the call that was given up
             raise self._cause(error, len(samples), timeout) from error
-        return totals
+        return scores
 
     async def close(self) -> None:
         """End the processes, at once."""
@@ -79,13 +83,13 @@ class RewardPool:
         for worker in workers:
             await worker.stop(grace=0)
 
-    async def _run(self, worker: Worker, pending: Iterator[tuple[int, RewardInput]], totals: list[float]) -> None:
-        weights = [reward.weight for reward in self._rewards]
+    async def _run(
+        self, worker: Worker, pending: Iterator[tuple[int, RewardInput]], scores: list[tuple[float, ...]]
+    ) -> None:
         for index, sample in pending:
-            scores = [await self._one(worker, reward, sample) for reward in self._rewards]
-            totals[index] = weighted_sum(scores, weights)
+            scores[index] = tuple([await self._one(worker, reward, sample) for reward in self._rewards])
 
-    async def _one(self, worker: Worker, reward: WeightedReward, sample: RewardInput) -> float:
+    async def _one(self, worker: Worker, reward: TimedReward, sample: RewardInput) -> float:
         blame = _blame(reward, sample)
         return float(await ask(worker, "score", reward.name, sample, timeout=reward.timeout, blame=blame))
 
@@ -104,7 +108,7 @@ class RewardPool:
         return error
 
 
-def _blame(reward: WeightedReward, sample: RewardInput) -> Blame:
+def _blame(reward: TimedReward, sample: RewardInput) -> Blame:
     return Blame(
         f"reward {reward.name}",
         f"on the prompt at position {sample.position}, sample {sample.sample}",

@@ -56,6 +56,7 @@ def test_json_gives_the_same_job_back() -> None:
         ({"environment": {"name": "x", "option": {}}}, "environment.option", "did you mean options?"),
         ({"asynchronous": {"stalenes": 1}}, "asynchronous.stalenes", "did you mean staleness?"),
         ({"rewards": [{"name": "a", "model": "b"}]}, "rewards.0", "a function (name) or a model (model)"),
+        ({"rewards": ["a.py:f", "b.py:f"]}, "job", "two rewards are called f"),
         ({"rewards": [{"model": "judge"}]}, "job", "models lacks judge, which this job needs"),
         ({"rewards": [{"model": "actor"}]}, "job", "the model actor, which has another part to play"),
         ({"algorithm": "ppo"}, "job", "models lacks critic, which this job needs"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nereus.spec.algorithms import GrpoSpec, KlSpec, PpoSpec, ReinforceSpec, RemaxSpec, RlooSpec
+from nereus.spec.algorithms import GrpoSpec, PpoSpec, ReinforceSpec, RemaxSpec, RlooSpec
 from nereus_common.core.errors import InvalidInput
 from nereus_common.rl.advantages import ESTIMATORS, estimate
 from nereus_common.rl.losses import make_loss
@@ -142,7 +142,7 @@ def test_masked_tokens_have_advantage_zero_and_may_hold_anything(name: str) -> N
 @pytest.mark.parametrize("spec", [GrpoSpec, RlooSpec, RemaxSpec, ReinforceSpec, PpoSpec])
 @pytest.mark.parametrize("placement", ["loss", "reward"])
 def test_every_algorithm_of_a_job_names_an_estimator_and_losses_that_exist(spec: Any, placement: Any) -> None:
-    algorithm = spec(kl=KlSpec(beta=0.1, placement=placement))
+    algorithm = spec(kl={"beta": 0.1, "placement": placement})
     columns = {name: np.zeros(4) for name in ("values", "reference")}
     batch = estimate(make_batch([[0, 1]], [2, 2], baseline=[0.5], **columns), algorithm.estimator_options())
     assert np.isfinite(batch.advantages).all() and (len(batch.returns) > 0) == algorithm.needs_critic

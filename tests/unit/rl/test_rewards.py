@@ -8,7 +8,7 @@ import pytest
 
 from nereus_common.core.errors import InvalidInput
 from nereus_common.rl.gym_score import reasoning_gym_score
-from nereus_common.rl.rewards import RewardInput, checked, exact_answer, load_reward, weighted_sum
+from nereus_common.rl.rewards import RewardInput, checked, exact_answer, load_reward
 from nereus_common.rl.schedule import Schedule, learning_rate
 from nereus_common.rl.statistics import wilson
 
@@ -58,10 +58,6 @@ def test_a_reward_that_cannot_be_found_is_refused_by_name(name: str, message: st
 def test_a_reward_that_is_no_finite_number_is_refused(value: object) -> None:
     with pytest.raises((ValueError, TypeError), match="returned"):
         checked(value)
-
-
-def test_rewards_are_weighed_and_added() -> None:
-    assert weighted_sum([1.0, 0.5], [2.0, -1.0]) == 1.5
 
 
 def test_wilsons_interval_agrees_with_its_published_example() -> None:
