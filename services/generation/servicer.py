@@ -62,6 +62,7 @@ def _request_from_pb(request: pb.GenerateRequest) -> GenerationRequest:
         samples=request.samples,
         version=request.version,
         stream_interval=request.stream_interval,
+        across_versions=request.across_versions,
     )
 
 

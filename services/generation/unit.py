@@ -15,6 +15,8 @@ from nereus_common.workers import WorkerSpec
 
 BODY = "nereus_common.engines.generation.host:GenerationHost"
 DEFAULT_ENGINE = "vllm"
+ANSWER_SECONDS = 1.0
+"""By which a request that waits for a version gives up before its caller does, who then hears what it waited for."""
 
 
 class GenerationUnit:
@@ -92,7 +94,8 @@ class GenerationUnit:
     def generate(self, request: GenerationRequest, timeout: float) -> AsyncIterator[Piece]:
         """Pieces as they come; closing the iterator aborts the request."""
         (worker,) = self._workers.workers
-        return worker.stream("generate", request, timeout=timeout)
+        patience = max(timeout - ANSWER_SECONDS, timeout / 2)
+        return worker.stream("generate", request, patience, timeout=timeout)
 
     async def abort(self, request_id: str, timeout: float) -> None:
         await self._workers.call_each("abort", request_id, timeout=timeout)
