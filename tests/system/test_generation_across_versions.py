@@ -1,4 +1,4 @@
-"""Requests that new weights interrupt, on both engines; weights over UCX from this process, float32, tied embeddings."""
+"""Requests that new weights interrupt, on both engines; weights pulled over UCX, float32, tied embeddings."""
 
 from __future__ import annotations
 
