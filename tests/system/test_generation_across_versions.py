@@ -170,6 +170,22 @@ async def test_syncs_under_load_lose_and_double_no_token(unit: Unit, reference: 
     await unit.until(active=0, parked=0)
 
 
+async def test_an_interrupt_in_the_moment_of_admission_is_not_lost(unit: Unit, reference: Reference) -> None:
+    """The engine's processes may not know a request yet when it is interrupted; none is sampled to its end then."""
+    reference.scale(1.0)
+    await unit.pull(reference)
+    requests = [replace(ACROSS, id=f"moment{index}", samples=2) for index in range(4)]
+    running = [asyncio.create_task(unit.pieces(request)) for request in requests]
+    await asyncio.sleep(0)
+    await _apply(unit, reference)
+    await unit.until(active=0, parked=8)
+    await unit.call("commit", reference.version)
+    expected = reference.greedy(PROMPT, 300)
+    for pieces in await asyncio.gather(*running):
+        for sample in range(2):
+            assert _tokens([piece for piece in pieces if piece.sample == sample]) == expected
+
+
 async def test_a_sample_that_fills_the_units_length_ends_there_also_when_interrupted(
     unit: Unit, reference: Reference
 ) -> None:
