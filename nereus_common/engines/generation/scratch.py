@@ -12,7 +12,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-PREFIX = "nereus-vllm-"
+PREFIX = "nereus-engine-"
+"""Of folders that are locked from their first moment; any other name may be in use without a lock."""
 _NEW = "nereus-new-"
 """Of a folder not yet locked, so that nobody takes it for one left behind."""
 
