@@ -52,10 +52,10 @@ class Units:
     def entries(self) -> Sequence[Entry]:
         return tuple(self._entries.values())
 
-    def serving(self, unit: UnitId, epoch: int) -> Entry:
-        """The entry of a unit that may do work now."""
+    def serving(self, unit: UnitId, epoch: int, *, soon: bool = False) -> Entry:
+        """The entry of a unit that may do work now; `soon`: or once the version it has loaded is committed."""
         entry = self._entry(unit, epoch)
-        if entry.unit.phase not in SERVING:
+        if entry.unit.phase not in SERVING and not (soon and entry.unit.phase is Phase.LOADED):
             raise IllegalTransition(
                 f"unit {unit} is {entry.unit.phase} and does no work",
                 remedy="load it and commit a version first",

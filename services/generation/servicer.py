@@ -34,7 +34,8 @@ class GenerationServicer(GenerationServiceServicer):
         self._units = units
 
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
-        unit = cast("GenerationUnit", self._units.serving(UnitId(request.unit_id), request.epoch).host)
+        entry = self._units.serving(UnitId(request.unit_id), request.epoch, soon=request.across_versions)
+        unit = cast("GenerationUnit", entry.host)
         pieces = unit.generate(_request_from_pb(request), time_left(context, LIMIT))
         async with aclosing(cast("Any", pieces)):
             async for piece in pieces:
@@ -62,6 +63,7 @@ def _request_from_pb(request: pb.GenerateRequest) -> GenerationRequest:
         samples=request.samples,
         version=request.version,
         stream_interval=request.stream_interval,
+        across_versions=request.across_versions,
     )
 
 

@@ -15,6 +15,8 @@ from nereus_common.workers import WorkerSpec
 
 BODY = "nereus_common.engines.generation.host:GenerationHost"
 DEFAULT_ENGINE = "vllm"
+ANSWER_SECONDS = 1.0
+"""By which a request that waits for a version gives up before its caller does, who then hears what it waited for."""
 
 
 class GenerationUnit:
@@ -46,7 +48,7 @@ class GenerationUnit:
 
     async def load(self, version: int, timeout: float) -> None:
         """Fill from the model folder: for a model that nobody trains."""
-        await self._workers.call_each("load", version, timeout=timeout)
+        await self._workers.call_each("load", version, timeout, timeout=timeout)
 
     async def describe(self, timeout: float) -> Holding:
         (ranks,) = await self._workers.call_each("describe", timeout=timeout)
@@ -92,7 +94,8 @@ class GenerationUnit:
     def generate(self, request: GenerationRequest, timeout: float) -> AsyncIterator[Piece]:
         """Pieces as they come; closing the iterator aborts the request."""
         (worker,) = self._workers.workers
-        return worker.stream("generate", request, timeout=timeout)
+        patience = max(timeout - ANSWER_SECONDS, timeout / 2)
+        return worker.stream("generate", request, patience, timeout=timeout)
 
     async def abort(self, request_id: str, timeout: float) -> None:
         await self._workers.call_each("abort", request_id, timeout=timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from nereus_common.engines.generation.base import (
     RankPull,
     WeightOrder,
 )
+from nereus_common.engines.generation.options import GenerationOptions
 from nereus_common.engines.generation.sampling import transform
 from nereus_common.state.digest import combine, digest_box
 from nereus_common.transport import PullItem, Transport
@@ -113,8 +115,11 @@ class Unit:
         stage: StagePlan,
         engine: str = "vllm",
         body: str = "nereus_common.engines.generation.host:GenerationHost",
+        options: GenerationOptions | None = None,
     ) -> Unit:
-        config = GenerationUnitConfig("job.actor.generation.e1.r0", folder, stage, logs, engine=engine)
+        config = GenerationUnitConfig(
+            "job.actor.generation.e1.r0", folder, stage, logs, engine=engine, options=options or GenerationOptions()
+        )
         spec = WorkerSpec("generation", body, config, logs / "unit.log", {"OMP_NUM_THREADS": "1"})
         return cls(await Worker.start(spec, timeout=START_SECONDS), config, source)
 
@@ -158,9 +163,22 @@ class Unit:
             for rank in await self.call("describe")
         ]
 
-    async def pieces(self, request: GenerationRequest) -> list[Piece]:
-        async with aclosing(cast("Any", self.worker.stream("generate", request, timeout=CALL_SECONDS))) as stream:
+    def stream(self, request: GenerationRequest, *patience: float) -> aclosing[Any]:
+        """To be entered; gives the pieces as they come."""
+        return aclosing(cast("Any", self.worker.stream("generate", request, *patience, timeout=CALL_SECONDS)))
+
+    async def pieces(self, request: GenerationRequest, *patience: float) -> list[Piece]:
+        async with self.stream(request, *patience) as stream:
             return [piece async for piece in stream]
+
+    async def until(self, **stats: int) -> None:
+        """Wait until the unit's counters are these."""
+        for _ in range(1200):
+            found = await self.call("stats")
+            if all(found[name] == value for name, value in stats.items()):
+                return
+            await asyncio.sleep(0.05)
+        raise TimeoutError(f"never {stats}")
 
     async def samples(self, request: GenerationRequest) -> list[tuple[list[int], list[float]]]:
         """Tokens and log-probs of each sample."""

@@ -133,13 +133,13 @@ async def test_closing_a_stream_aborts_its_request(unit: Unit, reference: Refere
     request = GenerationRequest("closed", PROMPT, Sampling(180), stream_interval=1)
     async with aclosing(cast("Any", unit.worker.stream("generate", request, timeout=CALL_SECONDS))) as stream:
         await anext(stream)
-    await _until_active(unit, 0)
+    await unit.until(active=0)
 
 
 async def test_weights_wait_for_the_request_in_flight(unit: Unit, reference: Reference) -> None:
     request = GenerationRequest("in flight", PROMPT, Sampling(60), stream_interval=1)
     running = asyncio.create_task(unit.pieces(request))
-    await _until_active(unit, 1)
+    await unit.until(active=1)
     old = reference.version
     reference.scale(0.9)
     await unit.sync(reference)
@@ -188,11 +188,3 @@ async def test_a_unit_fills_itself_from_the_model_folder(unit: Unit, reference: 
     await unit.call("commit", 1000)
     ((tokens, _),) = await unit.samples(GenerationRequest("loaded", PROMPT, GREEDY))
     assert tokens == fresh.greedy(PROMPT, 12)
-
-
-async def _until_active(unit: Unit, count: int) -> None:
-    for _ in range(400):
-        if (await unit.call("stats"))["active"] == count:
-            return
-        await asyncio.sleep(0.05)
-    pytest.fail(f"never {count} requests in flight")

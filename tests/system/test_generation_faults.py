@@ -15,6 +15,7 @@ import pytest
 
 from nereus_common.core.errors import ProcessLost
 from nereus_common.engines.generation.base import GenerationRequest, Sampling
+from nereus_common.engines.generation.scratch import PREFIX
 from nereus_common.transport import Transport, open_transport
 from tests.system.generation_units import PROMPT, Reference, Unit, plan
 from tests.tiny_models import save_tiny_model
@@ -39,7 +40,7 @@ def _segments() -> set[str]:
 
 
 def _scratch() -> set[str]:
-    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith("nereus-vllm-")}
+    return {name for name in os.listdir(tempfile.gettempdir()) if name.startswith(PREFIX)}
 
 
 def _family(pid: int) -> list[psutil.Process]:

@@ -53,7 +53,9 @@ class Sampling:
 class GenerationRequest:
     """`samples` sequences from one prompt. `version`: the one that must be served, -1 for any.
 
-    `stream_interval`: tokens per piece; 0: each sequence whole, as soon as it ends.
+    `stream_interval`: tokens per piece; 0: each sequence whole, as soon as it ends. `across_versions`: new weights do
+    not wait for it; they interrupt it, and it goes on under them from the tokens it has, in a piece of its own per
+    version. `version` is then the one expected at its admission only.
     """
 
     id: str
@@ -62,6 +64,7 @@ class GenerationRequest:
     samples: int = 1
     version: int = -1
     stream_interval: int = 0
+    across_versions: bool = False
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -175,16 +178,24 @@ class GenerationEngine(ABC):
     async def install(self, version: int, *, timeout: float) -> tuple[RankDigest, ...]:
         """Apply the staged version with no request in flight, and read back; frees staging.
 
+        Nothing computed with the old weights is used after it, cached prefixes included.
+
         VerificationFailed when what is computed with differs from what was staged: nothing may be served then.
         """
 
     @abstractmethod
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
-        """Sample; closing the iterator aborts what is unfinished."""
+        """Sample; closing the iterator aborts what is unfinished.
+
+        Every sample's last delta has a finish. Its deltas are all its tokens, in order, and none after an abort.
+        """
 
     @abstractmethod
     async def abort(self, request_id: str) -> None:
-        """End a request's stream with Finish.ABORT; unknown ids are no error."""
+        """End a request's stream soon, with Finish.ABORT for every sample that has not ended by itself.
+
+        Also of a request that is not known to the engine's processes yet; unknown ids are no error.
+        """
 
     @abstractmethod
     async def sleep(self) -> None:

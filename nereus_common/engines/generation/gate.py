@@ -2,20 +2,35 @@
 
     empty ──applied──► applied ──committed──► serving ◄──slept/woken──► asleep
       ▲                   ▲                      │
-      └──────failed───────┴───── applying ◄──────┘   (no request in flight, none admitted)
+      └──────failed───────┴───── applying ◄──────┘   (interrupt, then wait: nothing in flight, none admitted)
 
-Tokens of one request all come from one version, because nothing is applied while a request is in flight.
+A flight is what the engine samples under one version, because nothing is applied while one is under way. A request
+is one flight, and new weights wait for its end; unless it goes across versions: then each of its samples is a flight
+with an interrupt, and between two of them it is parked:
+
+    in flight ──interrupted──► parked ──committed──► in flight, under the new version
+        │                        ├─────not drained──► in flight, under the old one, which is served on
+        └──ended──► gone         └─────withdrawn, failed, too late──► gone
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from nereus_common.core.errors import Conflict, DeadlineExceeded, IllegalTransition, StaleVersion
+from nereus_common.core.errors import (
+    Conflict,
+    DeadlineExceeded,
+    IllegalTransition,
+    NereusError,
+    StaleVersion,
+    Unavailable,
+)
 
 NONE = -1
+Interrupt = Callable[[], Awaitable[None]]
+"""Asks a flight to end soon; it may have ended already."""
 
 
 class Gate:
@@ -23,10 +38,13 @@ class Gate:
 
     def __init__(self, unit: str) -> None:
         self._unit = unit
-        self._active: set[str] = set()
+        self._requests: set[str] = set()
+        self._flights: dict[str, Interrupt | None] = {}
+        self._parked: dict[str, asyncio.Future[bool | NereusError]] = {}
+        """True: look again, False: withdrawn."""
         self._idle = asyncio.Event()
         self._idle.set()
-        self._applying = False
+        self._applying = NONE
         self._asleep = False
         self.applied = NONE
         """The version in the engine, verified; NONE before the first and after a failed one."""
@@ -34,63 +52,95 @@ class Gate:
 
     @property
     def active(self) -> int:
-        return len(self._active)
+        """Flights under way."""
+        return len(self._flights)
+
+    @property
+    def parked(self) -> int:
+        return len(self._parked)
+
+    @property
+    def open(self) -> bool:
+        return self._applying == NONE and not self._asleep and self.serving != NONE
 
     @contextmanager
     def admit(self, request_id: str, wanted: int) -> Iterator[int]:
-        """Count a request in and out; gives the version that serves it.
+        """Count a request in and out, as one flight; gives the version that serves it.
 
         IllegalTransition when nothing is served, StaleVersion when another version is, Conflict when the id is taken.
         """
-        if self._applying or self._asleep or self.serving == NONE:
-            why = (
-                "is taking new weights" if self._applying else "is asleep" if self._asleep else "serves no version yet"
-            )
-            raise IllegalTransition(f"unit {self._unit} {why}", remedy="commit a version first", unit=self._unit)
-        if wanted not in (NONE, self.serving):
-            raise StaleVersion(
-                f"unit {self._unit} serves version {self.serving}, the request wants {wanted}", serving=self.serving
-            )
-        if request_id in self._active:
-            raise Conflict(f"request {request_id} is already running on {self._unit}", request=request_id)
-        self._active.add(request_id)
-        self._idle.clear()
-        try:
-            yield self.serving
-        finally:
-            self._active.discard(request_id)
-            if not self._active:
-                self._idle.set()
+        self._check(wanted)
+        with self._named(request_id), self._flight(request_id, None) as version:
+            yield version
+
+    @contextmanager
+    def admit_across(self, request_id: str, wanted: int) -> Iterator[None]:
+        """Count in a request that goes across versions; its samples fly one by one, by `flight`.
+
+        As `admit`, but one that wants no version in particular may also come while new weights are on their way.
+        """
+        on_their_way = self._applying != NONE or self.applied != NONE
+        if wanted != NONE or self._asleep or not on_their_way:
+            self._check(wanted)
+        with self._named(request_id):
+            yield
+
+    @contextmanager
+    def flight(self, name: str, interrupt: Interrupt) -> Iterator[int]:
+        """Sample under the version that is given; straight after `park`, as the gate may close at any await."""
+        self._check(NONE)
+        with self._flight(name, interrupt) as version:
+            yield version
+
+    async def park(self, name: str, deadline: float) -> bool:
+        """Wait until a version is served; False when `withdraw` came first. `deadline` by the loop's clock.
+
+        Unavailable when new weights could not be applied, DeadlineExceeded when nothing was served in time.
+        """
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while not self.open:
+            outcome = self._parked[name] = loop.create_future()
+            try:
+                async with asyncio.timeout_at(deadline):
+                    told = await outcome
+            except TimeoutError:
+                raise self._too_late(name, loop.time() - began) from None
+            finally:
+                del self._parked[name]
+            if isinstance(told, NereusError):
+                raise told
+            if not told:
+                return False
+        return True
+
+    def withdraw(self, name: str) -> None:
+        """End the wait of one that is parked; of others there is nothing to end."""
+        if name in self._parked:
+            self._tell(name, False)
 
     @asynccontextmanager
     async def applying(self, version: int, timeout: float) -> AsyncIterator[None]:
-        """Admit nobody, wait until no request is in flight, and let the caller change the weights.
+        """Admit nobody, interrupt what can be, wait until nothing is in flight, and let the caller change the weights.
 
-        DeadlineExceeded names the requests left after `timeout` seconds: the old version is served on. An error of
-        the caller's leaves the unit serving nothing until a later version is applied.
+        DeadlineExceeded names the flights left after `timeout` seconds: the old version is served on. An error of
+        the caller's leaves the unit serving nothing until a later version is applied, and ends what is parked.
         """
-        if self._applying:
+        if self._applying != NONE:
             raise Conflict(f"unit {self._unit} is already taking new weights", unit=self._unit)
-        self._applying = True
+        self._applying = version
         try:
             await self._drain(timeout)
             self.applied = self.serving = NONE
             yield
             self.applied = version
+        except BaseException as error:
+            if self.applied == NONE:
+                self._fail_parked(version, error)
+            raise
         finally:
-            self._applying = False
-
-    async def _drain(self, timeout: float) -> None:
-        try:
-            async with asyncio.timeout(timeout):
-                await self._idle.wait()
-        except TimeoutError:
-            left = sorted(self._active)
-            raise DeadlineExceeded(
-                f"unit {self._unit} waited {timeout:g} s for {len(left)} requests in flight, {left[0]} among them",
-                remedy="abort them or wait longer",
-                requests=",".join(left[:20]),
-            ) from None
+            self._applying = NONE
+            self._let_go()
 
     def commit(self, version: int) -> None:
         if version != self.applied:
@@ -100,11 +150,96 @@ class Gate:
                 unit=self._unit,
             )
         self.serving = version
+        self._let_go()
 
     def sleep(self) -> None:
-        if self._active:
-            raise IllegalTransition(f"unit {self._unit} has {len(self._active)} requests in flight", remedy="drain it")
+        if self._flights:
+            raise IllegalTransition(f"unit {self._unit} has {self.active} requests in flight", remedy="drain it")
         self._asleep = True
 
     def wake(self) -> None:
         self._asleep = False
+        self._let_go()
+
+    def _check(self, wanted: int) -> None:
+        if not self.open:
+            raise IllegalTransition(
+                f"unit {self._unit} {self._closed()}", remedy="commit a version first", unit=self._unit
+            )
+        if wanted not in (NONE, self.serving):
+            raise StaleVersion(
+                f"unit {self._unit} serves version {self.serving}, the request wants {wanted}", serving=self.serving
+            )
+
+    def _closed(self) -> str:
+        """Why nothing is served now."""
+        if self._applying != NONE:
+            return f"is taking new weights, version {self._applying}"
+        if self._asleep:
+            return "is asleep"
+        waits = f": version {self.applied} waits to be committed" if self.applied != NONE else ""
+        return f"serves no version yet{waits}"
+
+    @contextmanager
+    def _named(self, request_id: str) -> Iterator[None]:
+        if request_id in self._requests:
+            raise Conflict(f"request {request_id} is already running on {self._unit}", request=request_id)
+        self._requests.add(request_id)
+        try:
+            yield
+        finally:
+            self._requests.discard(request_id)
+
+    @contextmanager
+    def _flight(self, name: str, interrupt: Interrupt | None) -> Iterator[int]:
+        self._flights[name] = interrupt
+        self._idle.clear()
+        try:
+            yield self.serving
+        finally:
+            del self._flights[name]
+            if not self._flights:
+                self._idle.set()
+
+    async def _drain(self, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout):
+                for interrupt in tuple(self._flights.values()):
+                    if interrupt is not None:
+                        await interrupt()
+                await self._idle.wait()
+        except TimeoutError:
+            left = sorted(self._flights)
+            raise DeadlineExceeded(
+                f"unit {self._unit} waited {timeout:g} s for {len(left)} requests in flight, {left[0]} among them",
+                remedy="abort them or wait longer",
+                requests=",".join(left[:20]),
+            ) from None
+
+    def _let_go(self) -> None:
+        if self.open:
+            for name in self._parked:
+                self._tell(name, True)
+
+    def _fail_parked(self, version: int, error: BaseException) -> None:
+        for name in self._parked:
+            failed = Unavailable(
+                f"request {name} was parked while unit {self._unit} took version {version}, which failed: "
+                f"{str(error) or type(error).__name__}",
+                remedy="go on from the tokens received, on another unit",
+                unit=self._unit,
+                version=version,
+            )
+            self._tell(name, failed)
+
+    def _tell(self, name: str, outcome: bool | NereusError) -> None:
+        if not self._parked[name].done():
+            self._parked[name].set_result(outcome)
+
+    def _too_late(self, name: str, waited: float) -> DeadlineExceeded:
+        return DeadlineExceeded(
+            f"request {name} waited {waited:.3g} s for unit {self._unit} to serve a version again: "
+            f"the unit {self._closed()}",
+            remedy="commit the version, or give the request more time",
+            unit=self._unit,
+        )

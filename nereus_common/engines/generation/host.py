@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -23,6 +24,7 @@ from nereus_common.engines.generation.base import (
     RankPull,
     WeightOrder,
 )
+from nereus_common.engines.generation.crossing import Crossing
 from nereus_common.engines.generation.gate import Gate
 from nereus_common.engines.generation.pieces import Pieces
 from nereus_common.engines.generation.support import check_plan
@@ -47,6 +49,10 @@ ENGINES: Mapping[str, Callable[[GenerationUnitConfig], GenerationEngine]] = {
 }
 
 
+PATIENCE = 3600.0
+"""Seconds, where a caller does not say."""
+
+
 class GenerationHost:
     """`describe`, `pull`, `apply_and_verify` and `commit` may be repeated for the same version: the answer stays."""
 
@@ -57,6 +63,7 @@ class GenerationHost:
         self._config = config
         self._engine = self.engines[config.engine](config)
         self._gate = Gate(config.unit)
+        self._crossings: dict[str, Crossing] = {}
         self._pulled: tuple[int, tuple[RankPull, ...]] | None = None
         self._verified: tuple[int, tuple[RankDigest, ...]] | None = None
 
@@ -82,7 +89,7 @@ class GenerationHost:
         return await self.apply_and_verify(version, timeout)
 
     async def apply_and_verify(self, version: int, timeout: float) -> tuple[RankDigest, ...]:
-        """Wait for the requests in flight, apply what was pulled, and tell what every rank then computes with.
+        """Interrupt or wait for the requests in flight, apply what was pulled, tell what every rank then computes with.
 
         Nothing is served from here until `commit`. VerificationFailed: nor after it.
         """
@@ -105,18 +112,17 @@ class GenerationHost:
         """The version served, -1 when none is."""
         return self._gate.serving
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Piece]:
-        """Stream pieces; closing the stream aborts the request."""
-        with self._gate.admit(request.id, request.version) as version:
-            pieces = Pieces(version, request.stream_interval)
-            fitting = self._fit(request)
-            async with aclosing(self._engine.generate(fitting)) as deltas:
-                async for delta in deltas:
-                    for piece in pieces.add(delta):
-                        yield piece
+    async def generate(self, request: GenerationRequest, patience: float = PATIENCE) -> AsyncGenerator[Piece]:
+        """Stream pieces; closing the stream aborts the request. `patience`: seconds until it stops waiting for a
+        version, where it goes across versions."""
+        run = self._generate_across(request, patience) if request.across_versions else self._generate(request)
+        async with aclosing(run) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def abort(self, request_id: str) -> None:
-        await self._engine.abort(request_id)
+        crossing = self._crossings.get(request_id)
+        await (self._engine.abort(request_id) if crossing is None else crossing.abort())
 
     async def sleep(self) -> None:
         self._gate.sleep()
@@ -129,10 +135,31 @@ class GenerationHost:
     async def stats(self) -> Mapping[str, int]:
         return {
             "active": self._gate.active,
+            "parked": self._gate.parked,
             "applied": self._gate.applied,
             "serving": self._gate.serving,
             **self._engine.stats(),
         }
+
+    async def _generate(self, request: GenerationRequest) -> AsyncGenerator[Piece]:
+        with self._gate.admit(request.id, request.version) as version:
+            pieces = Pieces(version, request.stream_interval)
+            async with aclosing(self._engine.generate(self._fit(request))) as deltas:
+                async for delta in deltas:
+                    for piece in pieces.add(delta):
+                        yield piece
+
+    async def _generate_across(self, request: GenerationRequest, patience: float) -> AsyncGenerator[Piece]:
+        deadline = asyncio.get_running_loop().time() + patience
+        with self._gate.admit_across(request.id, request.version):
+            crossing = Crossing(self._gate, self._engine, self._fit(request), deadline)
+            self._crossings[request.id] = crossing
+            try:
+                async with aclosing(crossing.pieces()) as pieces:
+                    async for piece in pieces:
+                        yield piece
+            finally:
+                del self._crossings[request.id]
 
     def _fit(self, request: GenerationRequest) -> GenerationRequest:
         """The request with max_tokens cut to what the unit's length leaves; InvalidInput where that is nothing."""

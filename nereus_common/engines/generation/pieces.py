@@ -39,6 +39,12 @@ class Pieces:
         elif self._interval and len(sample.tokens) == self._interval:
             yield self._cut(delta.sample, sample, self._interval, None)
 
+    def rest(self) -> Iterator[Piece]:
+        """The tokens not yet given out, of samples that will go on elsewhere."""
+        for index, sample in self._growing.items():
+            if sample.tokens:
+                yield self._cut(index, sample, len(sample.tokens), None)
+
     def _cut(self, index: int, sample: _Sample, count: int, finish: Finish | None) -> Piece:
         piece = Piece(index, tuple(sample.tokens[:count]), tuple(sample.logprobs[:count]), self._version, finish)
         del sample.tokens[:count], sample.logprobs[:count]

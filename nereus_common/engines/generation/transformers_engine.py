@@ -1,6 +1,6 @@
 """Hugging Face modules in one process, behind the same interface: for tests that cannot afford an engine start.
 
-Requests run one after another, the samples of one request in lock-step over one KV cache.
+Requests take turns, one token each; the samples of one request go in lock-step over one KV cache.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class TransformersEngine(GenerationEngine):
         self._generator = torch.Generator().manual_seed(config.seed)
         self._transport = open_transport(config.transport)
         self._staging: Staging | None = None
-        self._aborted: set[str] = set()
+        self._running: dict[str, bool] = {}
+        """Requests under way; True: asked to end."""
         self._turn = asyncio.Lock()
 
     async def describe(self) -> tuple[RankHolding, ...]:
@@ -76,21 +77,22 @@ class TransformersEngine(GenerationEngine):
         return (RankDigest(0, combine(digests.values())),)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta]:
-        async with self._turn:
-            state = _Decoding(self._model, request, self._generator)
-            try:
-                while state.growing:
-                    if request.id in self._aborted:
-                        for index in state.growing:
-                            yield Delta(index, (), (), Finish.ABORT)
-                        return
-                    for delta in await asyncio.to_thread(state.step):
-                        yield delta
-            finally:
-                self._aborted.discard(request.id)
+        state = _Decoding(self._model, request, self._generator)
+        self._running[request.id] = False
+        try:
+            while state.growing and not self._running[request.id]:
+                async with self._turn:
+                    deltas = await asyncio.to_thread(state.step)
+                for delta in deltas:
+                    yield delta
+            for index in state.growing:
+                yield Delta(index, (), (), Finish.ABORT)
+        finally:
+            del self._running[request.id]
 
     async def abort(self, request_id: str) -> None:
-        self._aborted.add(request_id)
+        if request_id in self._running:
+            self._running[request_id] = True
 
     async def sleep(self) -> None:
         return

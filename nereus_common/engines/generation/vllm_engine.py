@@ -1,4 +1,14 @@
-"""vLLM as a generation engine: an AsyncLLM in this process, its EngineCore and one worker per rank below it."""
+"""vLLM as a generation engine: an AsyncLLM in this process, its EngineCore and one worker per rank below it.
+
+What `AsyncLLM.abort` does (0.32, output kind DELTA), on which "no token lost or doubled" rests: in this process and
+at once, it forgets the request and puts an output with no token and finish "abort" into the request's queue, merged
+behind the tokens nobody has taken yet. EngineCore hears of it later; what it samples until then finds no request here
+and is dropped. So the tokens before the abort are all delivered, none comes after it, and a request whose last token
+was here already is not known any more and keeps its own finish. An id that is not known *yet* (its prompt is still
+being prepared) is passed over without a word: `generate` looks again once the request is known.
+EngineCore takes ADD, ABORT and calls of ranks in the order they were sent, and an aborted request's blocks are free at
+once, so a call after an abort finds no block in use, and `reset_prefix_cache` drops them all.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +16,10 @@ import asyncio
 import logging
 import os
 import pickle
-import shutil
 import signal
-import tempfile
 import time
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -29,6 +36,7 @@ from nereus_common.engines.generation.base import (
     RankPull,
     WeightOrder,
 )
+from nereus_common.engines.generation.scratch import Scratch
 from nereus_common.engines.generation.vllm_arguments import EXTENSION, engine_arguments, environment, sleep_level
 from nereus_common.engines.generation.watch import Watch
 
@@ -45,8 +53,8 @@ class VllmEngine(GenerationEngine):
 
     def __init__(self, config: GenerationUnitConfig, extension: str = EXTENSION) -> None:
         self._config = config
-        self._scratch = Path(tempfile.mkdtemp(prefix="nereus-vllm-"))
-        os.environ.update(environment(config, self._scratch))
+        self._scratch = Scratch.create()
+        os.environ.update(environment(config, self._scratch.path))
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -55,6 +63,8 @@ class VllmEngine(GenerationEngine):
         self._watch = Watch(config.unit, self._pids, self._scratch)
         self._initialised = False
         self._cached_tokens = 0
+        self._running: dict[str, bool] = {}
+        """Requests under way; True: asked to end."""
 
     async def describe(self) -> tuple[RankHolding, ...]:
         await self._initialise()
@@ -82,17 +92,28 @@ class VllmEngine(GenerationEngine):
         from vllm.v1.engine.exceptions import EngineDeadError
 
         prompt = {"prompt_token_ids": list(request.prompt_token_ids)}
+        ended, self._running[request.id] = False, False
         try:
-            async with aclosing(self._llm.generate(prompt, _sampling_params(request), request.id)) as outputs:
-                async for output in outputs:
-                    for completion in output.outputs:
-                        yield _delta(completion)
+            queue = await self._llm.add_request(request.id, prompt, _sampling_params(request))
+            if self._running[request.id]:
+                await self._llm.abort(request.id)
+            while not ended:
+                output = queue.get_nowait() or await queue.get()
+                ended = output.finished
+                for completion in output.outputs:
+                    yield _delta(completion)
             self._cached_tokens += output.num_cached_tokens or 0
         except EngineDeadError as dead:
             raise self._lost("died while it generated") from dead
+        finally:
+            del self._running[request.id]
+            if not ended:  # also where it was cancelled between its parts of becoming known
+                await self._llm.abort(request.id)
 
     async def abort(self, request_id: str) -> None:
-        await self._llm.abort(request_id)
+        if request_id in self._running:
+            self._running[request_id] = True
+            await self._llm.abort(request_id)
 
     async def sleep(self) -> None:
         level = sleep_level(self._config.plan)
@@ -113,7 +134,7 @@ class VllmEngine(GenerationEngine):
                 os.kill(pid, signal.SIGKILL)
         self._llm.shutdown()
         del self._llm  # it looks for modules in its finalizer
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.remove()
 
     async def _initialise(self) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import select
-import shutil
 import threading
 from collections.abc import Mapping
-from pathlib import Path
+
+from nereus_common.engines.generation.scratch import Scratch
 
 _SETTLE_SECONDS = 0.5
 """For what the dying process and its peers have to say to reach the log first."""
@@ -19,7 +19,7 @@ class Watch:
     `scratch` is removed first.
     """
 
-    def __init__(self, unit: str, pids: Mapping[str, int], scratch: Path) -> None:
+    def __init__(self, unit: str, pids: Mapping[str, int], scratch: Scratch) -> None:
         self._unit = unit
         self._scratch = scratch
         self._names = {os.pidfd_open(pid): f"{name} (pid {pid})" for name, pid in pids.items()}
@@ -45,5 +45,5 @@ class Watch:
         # one that dies takes others with it: name all that are gone by now
         gone = ", ".join(self._names[descriptor] for descriptor, _ in poll.poll(0) if descriptor in self._names)
         os.write(2, f"unit {self._unit}: engine process {gone} ended unasked; the engine cannot go on\n".encode())
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._scratch.remove()
         os._exit(1)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from nereus_common.engines.generation.base import GenerationUnitConfig
+from nereus_common.core.errors import VerificationFailed
+from nereus_common.engines.generation.base import GenerationUnitConfig, RankDigest
 from nereus_common.engines.generation.host import GenerationHost
 from nereus_common.engines.generation.vllm_engine import VllmEngine
 from nereus_common.engines.generation.vllm_transfer import WorkerExtension
@@ -23,6 +24,20 @@ class FaultyHost(GenerationHost):
     async def lose(self, what: str) -> None:
         assert isinstance(self._engine, VllmEngine)
         await self._engine._call("lose", what)
+
+
+class FailingHost(GenerationHost):
+    """Either engine; after `fail_next` the next install fails before it has touched anything."""
+
+    async def fail_next(self) -> None:
+        engine = self._engine
+        install = engine.install
+
+        async def fail(version: int, *, timeout: float) -> tuple[RankDigest, ...]:
+            engine.install = install  # type: ignore[method-assign]
+            raise VerificationFailed(f"version {version} did not arrive")
+
+        engine.install = fail  # type: ignore[method-assign]
 
 
 class FaultyExtension(WorkerExtension):

@@ -42,3 +42,12 @@ def test_samples_do_not_mix() -> None:
 def test_a_token_without_a_logprob_is_an_error() -> None:
     with pytest.raises(NereusError, match="2 tokens with 1 log-probs"):
         list(Pieces(1, 0).add(Delta(0, (1, 2), (0.1,))))
+
+
+@pytest.mark.parametrize("interval", [0, 2])
+def test_the_rest_of_what_goes_on_elsewhere_is_given_out_without_a_finish(interval: int) -> None:
+    pieces = Pieces(4, interval)
+    found = [*pieces.add(Delta(0, (1, 2, 3), (0.1, 0.2, 0.3))), *pieces.rest()]
+    assert [token for piece in found for token in piece.token_ids] == [1, 2, 3]
+    assert {(piece.version, piece.finish) for piece in found} == {(4, None)}
+    assert not list(pieces.rest())
