@@ -31,15 +31,15 @@ def load_shards(folder: Path, wanted: Iterable[Shard], *, new_head: bool = False
     with ExitStack() as stack:
         opened: dict[str, Any] = {}
         for shard in wanted:
-            file = files.get(shard.name, SINGLE if not files else INDEX)
-            if file != INDEX and file not in opened:
+            file = files.get(shard.name, "") if files else SINGLE
+            if file and file not in opened:
                 opened[file] = stack.enter_context(_open(folder / file))
-            if file != INDEX and shard.name in opened[file].keys():  # noqa: SIM118 - no mapping
+            if file and shard.name in set(opened[file].keys()):
                 _fill(folder / file, opened[file], shard)
             elif new_head and shard.name == SCORE:
                 _start_at_zero(folder, shard)
             else:
-                raise _lacking(folder / file, shard.name)
+                raise _lacking(folder / (file or INDEX), shard.name)
 
 
 def _start_at_zero(folder: Path, shard: Shard) -> None:
