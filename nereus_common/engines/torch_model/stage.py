@@ -100,7 +100,8 @@ class StageModel(nn.Module):
         wanted, carried = (part[0].index_select(0, pack.rows) for part in (states, residual))
         rows, _ = add_and_norm(self.model.norm, wanted, carried)
         if self.score is not None:
-            return position_values(rows, self.score.get_parameter("weight"))[None, None]
+            values = position_values(rows, self.score.get_parameter("weight"))
+            return torch.stack((values[None],), dim=1)  # a copy: FSDP's hook on a view is lost to in-place operations
         assert self.lm_head is not None
         weight = self.lm_head.weight
         logprobs, entropies = token_logprobs(
