@@ -17,8 +17,21 @@ HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
 
 def save_tiny_model(folder: Path, *, tied: bool = True, kind: str = "llama", seed: int = 5) -> Path:
     """A random two-layer model of `kind` and a character tokenizer; the same arguments give the same bits."""
+    from transformers import AutoModelForCausalLM
+
+    return _save(folder, AutoModelForCausalLM, kind, seed, {"tie_word_embeddings": tied})
+
+
+def save_tiny_reward_model(folder: Path, *, kind: str = "llama", seed: int = 7, labels: int = 1) -> Path:
+    """The same as a sequence classifier: a decoder with `score.weight` [labels, hidden] on top."""
+    from transformers import AutoModelForSequenceClassification
+
+    return _save(folder, AutoModelForSequenceClassification, kind, seed, {"num_labels": labels})
+
+
+def _save(folder: Path, model_class: Any, kind: str, seed: int, changes: dict[str, Any]) -> Path:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     tokenizer = _tokenizer()
     config: dict[str, Any] = {
@@ -27,15 +40,15 @@ def save_tiny_model(folder: Path, *, tied: bool = True, kind: str = "llama", see
         "intermediate_size": 192,
         "num_hidden_layers": 2,
         "max_position_embeddings": 512,
-        "tie_word_embeddings": tied,
         "initializer_range": 0.15,
         "eos_token_id": tokenizer.eos_token_id,
         "bos_token_id": None,
         "pad_token_id": None,
         **HEADS,
+        **changes,
     }
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config), dtype=torch.float32)
+    model = model_class.from_config(AutoConfig.for_model(kind, **config), dtype=torch.float32)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

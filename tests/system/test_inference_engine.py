@@ -53,8 +53,8 @@ def score(config: InferenceRankConfig, columns: Mapping[str, NDArray[Any]], temp
     engine = TorchInferenceEngine(config)
     try:
         engine.load(0)
-        first = engine.score(columns, temperature)
-        assert (engine.score(columns, temperature) == first).all()
+        first = engine.score(columns, "logprobs", temperature)["logprobs"]
+        assert (engine.score(columns, "logprobs", temperature)["logprobs"] == first).all()
         return first
     finally:
         engine.close()
@@ -105,7 +105,12 @@ def pull_and_serve(
     worker = InferenceWorker(config)
     try:
         worker.load(0)
-        before = worker.score(columns, 1.0)
+
+        def logprobs() -> NDArray[np.float32]:
+            found: NDArray[np.float32] = worker.score(columns, "logprobs", 1.0)["logprobs"]
+            return found
+
+        before = logprobs()
         items = [
             PullItem(name, part, RankRef("unit0", holding.rank), holding.address)
             for name, (box,) in worker.describe().boxes.items()
@@ -116,14 +121,14 @@ def pull_and_serve(
         short = PullRequest(1, tuple(items[1:]), 2, 20.0, "test", "bfloat16")
         errors = [_error_of_pull(worker, short), _error_of(lambda: worker.apply(1))]
         pulled = asyncio.run(worker.pull(PullRequest(1, tuple(items), 2, 20.0, "test", "bfloat16")))
-        assert (worker.score(columns, 1.0) == before).all()
+        assert (logprobs() == before).all()
         errors.append(_error_of(lambda: worker.verify(1, "bfloat16")))
         worker.apply(1)
         return {
             "errors": errors,
             "pulled": pulled,
             "digest": worker.verify(1, "bfloat16"),
-            "moved": bool((worker.score(columns, 1.0) != before).any()),
+            "moved": bool((logprobs() != before).any()),
             "elements": sum(box.elements for (box,) in worker.describe().boxes.values()),
         }
     finally:

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from nereus_common.core.errors import InvalidInput, InvalidPlan, UnsupportedByEngine
-from nereus_common.core.ids import DeviceId
+from nereus_common.core.ids import DeviceId, Head
 from nereus_common.core.layout import Layout
 from nereus_common.core.plan import Dtypes, GenerationLimits, StagePlan
+from nereus_common.core.workflow import Work
+from nereus_common.engines.inference.base import check_work
 from nereus_common.engines.options import Optimizer, parse_options
 from nereus_common.engines.torch_model.limits import check_plan
 from nereus_common.engines.training.base import TrainingOptions
@@ -46,6 +48,8 @@ def test_what_divides_is_accepted(layout: str) -> None:
         ({"vocab_size": 4}, plan("tp3.pp1.fs1"), "layout.tp"),
         ({}, plan("tp1.pp1.fs2.ep2"), "layout.ep"),
         ({"architectures": ["MambaForCausalLM"]}, plan(), "architectures"),
+        ({"architectures": ["LlamaForTokenClassification"]}, plan(), "architectures"),
+        ({"architectures": ["LlamaForSequenceClassification"], "num_labels": 1}, plan(), "architectures"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 4096}, plan(), "sliding_window"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, plan(), "sliding_window"),
         ({}, plan(generation=GenerationLimits()), "generation"),
@@ -59,6 +63,36 @@ def test_what_cannot_run_is_refused_by_field(config: dict[str, Any], stage: Stag
         check_plan({**SMOLLM2, **config}, stage)
     assert caught.value.details["field"] == field
     assert caught.value.remedy
+
+
+def test_a_score_head_goes_on_a_language_model_and_on_a_classifier_of_one_label() -> None:
+    classifier = {**SMOLLM2, "architectures": ["LlamaForSequenceClassification"]}
+    check_plan(SMOLLM2, plan(), Head.SCORE)
+    check_plan({**classifier, "id2label": {"0": "LABEL_0"}}, plan(), Head.SCORE)
+    with pytest.raises(UnsupportedByEngine, match=r"config\.id2label makes 2 labels"):
+        check_plan(classifier, plan(), Head.SCORE)
+
+
+def test_a_mistral_classifier_slides_as_its_language_model_does() -> None:
+    for kind in ("ForCausalLM", "ForSequenceClassification"):
+        config = {**SMOLLM2, "architectures": [f"Mistral{kind}"], "num_labels": 1, "sliding_window": 4096}
+        with pytest.raises(UnsupportedByEngine, match="sliding_window"):
+            check_plan(config, plan(), Head.SCORE)
+
+
+@pytest.mark.parametrize(("head", "work"), [(Head.LM, "logprobs"), (Head.SCORE, "values"), (Head.SCORE, "scores")])
+def test_a_head_does_its_own_work(head: Head, work: str) -> None:
+    assert check_work(head, work) is Work(work)
+
+
+@pytest.mark.parametrize(
+    ("head", "work"),
+    [(Head.LM, "values"), (Head.LM, "scores"), (Head.SCORE, "logprobs"), (Head.LM, "sample"), (Head.SCORE, "Values")],
+)
+def test_work_that_is_not_the_heads_is_refused_by_both_names(head: Head, work: str) -> None:
+    with pytest.raises(InvalidInput, match=f"work '{work}'.*head {head}") as caught:
+        check_work(head, work)
+    assert caught.value.details["field"] == "work"
 
 
 def test_a_split_that_misses_layers_is_refused() -> None:

@@ -79,6 +79,30 @@ def test_every_wanted_token_is_predicted_once_from_what_was_sampled_before_it(
 
 
 @settings(max_examples=60, deadline=None)
+@given(batches(), st.integers(1, 120), st.booleans(), st.integers(1, 3))
+def test_the_end_of_every_sequence_sees_all_of_it_whatever_is_masked_or_cut_short(
+    batch: RolloutBatch, budget: int, shared: bool, degree: int
+) -> None:
+    cut = batch.with_columns(finished=np.zeros(batch.sequences), mask=np.zeros(len(batch.mask)))
+    found: dict[int, tuple[list[int], int]] = {}
+    for share in pack_for_ranks(cut, degree, budget, shared_prefix=shared, ends=True):
+        for pack in share:
+            held = contexts(pack)
+            assert not held.keys() & found.keys()
+            found |= held
+    sequences = range(batch.sequences)
+    whole = {one: [*batch.prompt(batch.group[one]).tolist(), *batch.response(one).tolist()] for one in sequences}
+    assert {one: seen for one, (seen, _) in found.items()} == whole
+
+
+def test_ends_share_a_prompt_as_predictions_do() -> None:
+    batch = build([20], [[5] * 8])
+    (shared,) = pack_batch(batch, 1024, ends=True)
+    assert shared.used == 20 + 8 * 5
+    assert shared.logit_rows[shared.source >= 0].tolist() == [20 + 5 * one + 4 for one in range(8)]
+
+
+@settings(max_examples=60, deadline=None)
 @given(batches(), st.integers(1, 4), st.integers(8, 120), st.integers(1, 3))
 def test_all_ranks_get_equally_many_packs_and_together_every_token(
     batch: RolloutBatch, degree: int, budget: int, at_least: int

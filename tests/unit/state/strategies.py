@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from nereus_common.core.ids import TensorName
+from nereus_common.core.ids import Head, TensorName
 from nereus_common.core.layout import Layout
 from nereus_common.core.transfer import Box, RankRef, TransferProgram
 from nereus_common.state.architecture import LogicalTensor, ModelShape
@@ -21,8 +21,11 @@ CONVENTIONS = st.sampled_from([TRAINING, GENERATION])
 
 
 @st.composite
-def models(draw: st.DrawFn) -> ModelShape:
-    """Dense models of a few hundred elements per tensor; widths chosen so that tp 2, 3, 4, 6 often divide."""
+def models(draw: st.DrawFn, *on_top: Head) -> ModelShape:
+    """Dense models of a few hundred elements per tensor; widths chosen so that tp 2, 3, 4, 6 often divide.
+
+    `on_top`: heads that may stand on them, none meaning any.
+    """
     family = draw(st.sampled_from(["llama", "mistral", "qwen2", "qwen3"]))
     kv_heads = draw(st.sampled_from([1, 2, 3, 4, 6]))
     heads, head_dim = kv_heads * draw(st.integers(1, 3)), draw(st.integers(1, 3))
@@ -39,7 +42,12 @@ def models(draw: st.DrawFn) -> ModelShape:
         "attention_bias": family == "llama" and draw(st.booleans()),
         "mlp_bias": draw(st.booleans()),
     }
-    return ModelShape.from_config(config)
+    return ModelShape.from_config(config, draw(st.sampled_from(on_top or tuple(Head))))
+
+
+def conventions(model: ModelShape) -> st.SearchStrategy[Convention]:
+    """Of the engines that have a use for the model: a score head generates nothing."""
+    return CONVENTIONS if model.head is Head.LM else st.just(TRAINING)
 
 
 @st.composite

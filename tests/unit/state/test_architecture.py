@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nereus_common.core.errors import InvalidInput, UnsupportedByEngine
+from nereus_common.core.ids import Head
 from nereus_common.state.architecture import FAMILIES, Home, ModelShape, Rule
 
 pytestmark = pytest.mark.fast
@@ -53,6 +54,42 @@ def test_a_tied_head_is_no_tensor_and_its_embedding_lives_at_both_ends() -> None
     assert tied["model.embed_tokens.weight"].home is Home.ENDS  # type: ignore[index]
     assert untied["model.embed_tokens.weight"].home is Home.FIRST  # type: ignore[index]
     assert untied["lm_head.weight"].home is Home.LAST  # type: ignore[index]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_score_head_is_one_replicated_row_and_ties_nothing(tied: bool) -> None:
+    tensors = ModelShape.from_config(CONFIG | {"tie_word_embeddings": tied}, Head.SCORE).tensors()
+    score = tensors["score.weight"]  # type: ignore[index]
+    assert (score.shape, score.rule, score.home) == ((1, 12), Rule.REPLICATED, Home.LAST)
+    assert tensors["model.embed_tokens.weight"].home is Home.FIRST  # type: ignore[index]
+    assert "lm_head.weight" not in tensors
+    assert list(tensors)[-1] == "score.weight"
+
+
+CLASSIFIER = CONFIG | {"architectures": ["LlamaForSequenceClassification"]}
+
+
+@pytest.mark.parametrize("changes", [{"id2label": {"0": "LABEL_0"}}, {"num_labels": 1}])
+def test_a_classifier_with_one_label_has_a_score_head(changes: dict[str, Any]) -> None:
+    assert "score.weight" in ModelShape.from_config(CLASSIFIER | changes, Head.SCORE).tensors()
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "labels"),
+    [
+        ({}, "id2label", 2),
+        ({"id2label": {"0": "bad", "1": "fair", "2": "good"}}, "id2label", 3),
+        ({"num_labels": 5}, "num_labels", 5),
+    ],
+)
+def test_a_classifier_with_more_labels_is_refused_by_field(changes: dict[str, Any], field: str, labels: int) -> None:
+    with pytest.raises(UnsupportedByEngine, match=f"config.{field} makes {labels} labels"):
+        ModelShape.from_config(CLASSIFIER | changes, Head.SCORE)
+
+
+def test_a_language_model_that_becomes_a_critic_may_have_any_labels() -> None:
+    config = CONFIG | {"architectures": ["LlamaForCausalLM"], "id2label": {"0": "a", "1": "b"}}
+    assert ModelShape.from_config(config, Head.SCORE).head is Head.SCORE
 
 
 def test_an_explicit_head_dim_wins_over_hidden_size_by_heads() -> None:

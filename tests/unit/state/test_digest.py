@@ -10,10 +10,9 @@ from nereus_common.core.ids import TensorName
 from nereus_common.core.transfer import Box
 from nereus_common.state.architecture import ModelShape
 from nereus_common.state.boxes import cut
-from nereus_common.state.conventions import Convention
 from nereus_common.state.digest import MASK, _seed, combine, digest_box, digest_bytes, digest_state
 from nereus_common.state.oracle import optimizer_tensors, owned_boxes, unit_boxes, whole_boxes
-from tests.unit.state.strategies import CONVENTIONS, hold, indexed, layouts, models
+from tests.unit.state.strategies import conventions, hold, indexed, layouts, models
 
 pytestmark = pytest.mark.fast
 
@@ -37,10 +36,9 @@ def splitmix(seed: int, index: int) -> int:
     return (word ^ (word >> 31)) | 1
 
 
-@given(st.data(), models(), CONVENTIONS)
-def test_every_layout_of_the_same_state_has_the_same_digest(
-    data: st.DataObject, model: ModelShape, convention: Convention
-) -> None:
+@given(st.data(), models())
+def test_every_layout_of_the_same_state_has_the_same_digest(data: st.DataObject, model: ModelShape) -> None:
+    convention = data.draw(conventions(model))
     tensors = model.tensors()
     sizes = {name: tensor.shape for name, tensor in tensors.items()}
     state = indexed(tensors)

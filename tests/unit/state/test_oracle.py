@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nereus_common.core.errors import InvalidPlan, UnsupportedByEngine
-from nereus_common.core.ids import Stage, TensorName
+from nereus_common.core.ids import Head, Stage, TensorName
 from nereus_common.core.layout import Coordinate, Layout
 from nereus_common.core.transfer import Box
 from nereus_common.state.architecture import Home, LogicalTensor, ModelShape, Rule
@@ -24,12 +24,13 @@ from nereus_common.state.oracle import (
     unit_boxes,
     whole_boxes,
 )
-from tests.unit.state.strategies import CONVENTIONS, layouts, models
+from tests.unit.state.strategies import conventions, layouts, models
 
 pytestmark = pytest.mark.fast
 
 SMOLLM2 = ModelShape("llama", 30, 576, 1536, 9, 3, 64, 49152, tied=True)
 EMBEDDING = TensorName("model.embed_tokens.weight")
+SCORE = TensorName("score.weight")
 
 
 def tiny(**changes: object) -> ModelShape:
@@ -50,10 +51,9 @@ def expected_holders(model: ModelShape, layout: Layout, convention: Convention, 
     return homes
 
 
-@given(st.data(), models(), CONVENTIONS)
-def test_every_element_has_exactly_the_holders_its_rule_says(
-    data: st.DataObject, model: ModelShape, convention: Convention
-) -> None:
+@given(st.data(), models())
+def test_every_element_has_exactly_the_holders_its_rule_says(data: st.DataObject, model: ModelShape) -> None:
+    convention = data.draw(conventions(model))
     layout = data.draw(layouts(model, convention))
     ranks = unit_boxes(model, layout, convention)
     for name, tensor in model.tensors().items():
@@ -64,10 +64,9 @@ def test_every_element_has_exactly_the_holders_its_rule_says(
         assert (count == expected_holders(model, layout, convention, tensor)).all(), name
 
 
-@given(st.data(), models(), CONVENTIONS)
-def test_owned_boxes_are_disjoint_and_cover_every_tensor(
-    data: st.DataObject, model: ModelShape, convention: Convention
-) -> None:
+@given(st.data(), models())
+def test_owned_boxes_are_disjoint_and_cover_every_tensor(data: st.DataObject, model: ModelShape) -> None:
+    convention = data.draw(conventions(model))
     held = unit_boxes(model, data.draw(layouts(model, convention)), convention)
     owned = owned_boxes(held)
     for name, tensor in model.tensors().items():
@@ -94,10 +93,9 @@ def test_moments_are_where_their_parameter_is_and_counters_wherever_its_stage_is
             assert state[slot_name(name, "step")] == (Box((), ()),)
 
 
-@given(st.data(), models(), CONVENTIONS)
-def test_every_layer_is_on_exactly_one_pipeline_stage(
-    data: st.DataObject, model: ModelShape, convention: Convention
-) -> None:
+@given(st.data(), models())
+def test_every_layer_is_on_exactly_one_pipeline_stage(data: st.DataObject, model: ModelShape) -> None:
+    convention = data.draw(conventions(model))
     layout = data.draw(layouts(model, convention))
     ids = [layer for stage in range(layout.pp) for layer in layers_of(model, layout, stage, convention)]
     assert Counter(ids) == Counter(range(model.layers))
@@ -209,6 +207,24 @@ def test_the_fullest_stage_has_the_tied_copy_and_the_final_norm() -> None:
 def test_a_checkpoint_holds_everything_once() -> None:
     model = tiny(tied=True)
     assert sum(elements(region) for region in whole_boxes(model.tensors()).values()) == model.parameters
+
+
+@given(st.data(), models(Head.SCORE))
+def test_the_row_of_a_score_head_is_on_the_first_fs_rank_of_the_last_stage_for_every_tp_rank(
+    data: st.DataObject, model: ModelShape
+) -> None:
+    layout = data.draw(layouts(model, TRAINING))
+    for rank, boxes in enumerate(unit_boxes(model, layout, TRAINING)):
+        place = layout.coordinate(rank)
+        row = (Box((0, 0), (1, model.hidden)),) if place.fs == 0 else ()
+        assert boxes.get(SCORE) == (row if place.pp == layout.pp - 1 else None)
+        assert (EMBEDDING in boxes) == (place.pp == 0)
+
+
+def test_a_model_without_logits_does_not_generate() -> None:
+    critic = tiny(head=Head.SCORE)
+    with pytest.raises(UnsupportedByEngine, match="head is score"):
+        shard_boxes(critic, Layout(), 0, GENERATION)
 
 
 def test_inference_units_follow_the_training_convention() -> None:

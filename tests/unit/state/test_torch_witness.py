@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nereus_common.core.ids import TensorName
+from nereus_common.core.ids import Head, TensorName
 from nereus_common.core.layout import Layout
 from nereus_common.core.transfer import Box
 from nereus_common.state.architecture import ModelShape
@@ -33,6 +33,7 @@ CONFIG: dict[str, Any] = {
     "vocab_size": 25,
     "max_position_embeddings": 8,
 }
+CLASSIFIER = {"num_labels": 1}
 VARIANTS = [
     ("llama", {}),
     ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
@@ -41,17 +42,21 @@ VARIANTS = [
     ("qwen2", {"tie_word_embeddings": True}),
     ("qwen3", {"attention_bias": True}),
     ("qwen3", {"tie_word_embeddings": True}),
+    *((family, CLASSIFIER) for family in ("llama", "mistral", "qwen2", "qwen3")),
+    ("qwen2", {"tie_word_embeddings": True, **CLASSIFIER}),
 ]
 
 
 def build(family: str, changes: dict[str, Any]) -> tuple[Any, ModelShape]:
     """The model on the CPU, each parameter filled with its own element indices, and its shape by the rules."""
     config = transformers.AutoConfig.for_model(family, **CONFIG, **changes)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    scores = "num_labels" in changes
+    kind = transformers.AutoModelForSequenceClassification if scores else transformers.AutoModelForCausalLM
+    model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.arange(parameter.numel()).reshape(parameter.shape))
-    return model, ModelShape.from_config(config.to_dict())
+    return model, ModelShape.from_config(config.to_dict(), Head.SCORE if scores else Head.LM)
 
 
 @contextmanager
@@ -79,7 +84,9 @@ def shard(model: Any, mesh: Any) -> None:
         parallelize_module(layer, mesh["tp"], cuts, src_data_rank=None)
     embedding = RowwiseParallel(input_layouts=Replicate())
     parallelize_module(model.model, mesh["tp"], {"embed_tokens": embedding}, src_data_rank=None)
-    if model.config.tie_word_embeddings:
+    if not hasattr(model, "lm_head"):
+        pass  # a score head is whole on every tp rank
+    elif model.config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
     else:
         parallelize_module(model, mesh["tp"], {"lm_head": ColwiseParallel()}, src_data_rank=None)
@@ -96,7 +103,7 @@ def test_the_rules_name_and_shape_every_parameter_of_the_real_model(family: str,
 
 
 @pytest.mark.parametrize(("tp", "fs"), [(1, 1), (1, 2), (1, 4), (1, 7), (3, 1), (3, 2), (3, 3), (3, 5)])
-@pytest.mark.parametrize(("family", "changes"), VARIANTS[1:5:3] + VARIANTS[5:6])
+@pytest.mark.parametrize(("family", "changes"), VARIANTS[1:5:3] + VARIANTS[5:6] + VARIANTS[-1:])
 def test_fsdp_over_tensor_parallelism_leaves_each_rank_the_boxes_of_the_oracle(
     family: str, changes: dict[str, Any], tp: int, fs: int
 ) -> None:
@@ -123,10 +130,11 @@ def compare(shape: ModelShape, name: TensorName, parameter: Any, boxes: dict[Ten
 
 
 @pytest.mark.parametrize(("tp", "fs"), [(1, 4), (3, 2), (3, 5)])
-def test_the_offsets_that_dtensor_computes_are_those_of_the_oracle(tp: int, fs: int) -> None:
+@pytest.mark.parametrize("changes", [{"attention_bias": True}, {"attention_bias": True, **CLASSIFIER}])
+def test_the_offsets_that_dtensor_computes_are_those_of_the_oracle(changes: dict[str, Any], tp: int, fs: int) -> None:
     from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset as offsets_of
 
-    model, shape = build("qwen3", {"attention_bias": True})
+    model, shape = build("qwen3", changes)
     layout = Layout(tp=tp, fs=fs)
     with played_rank(0, fs, tp) as mesh:
         shard(model, mesh)
