@@ -18,6 +18,7 @@ from nereus_common.core.plan import Plan
 from nereus_common.core.workflow import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE
 from nereus_common.engines.rewards import RewardPool, WeightedReward
 from nereus_common.engines.tokenizer import ChatTokenizer
+from nereus_common.observe.metrics.prometheus import JobMetrics
 from nereus_common.planning.default import default_plan
 from nereus_common.registry import JobRecord, JobState, Registry, Versioned
 from nereus_common.rl.prompts import OrderedPrompts
@@ -37,11 +38,13 @@ FIRST_EPOCH = 1
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What every job of this controller shares. `clock` gives seconds since the Unix epoch."""
+    """What every job of this controller shares. `series`: its jobs' metrics for Prometheus. `clock` gives seconds since
+    the Unix epoch."""
 
     registry: Registry
     channels: Channels
     jobs_folder: Path
+    series: JobMetrics | None = None
     clock: Callable[[], float] = time.time
 
 
