@@ -1,4 +1,4 @@
-"""A job of a minute on a random model: shows that a benchmark runs to a result, which then says nothing."""
+"""A job of a minute, on a random model: shows that a benchmark runs to a result, which then says nothing."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 STEPS = 3
+ENGINES = {"generation": {"name": "transformers"}}
+"""It starts in seconds."""
 DTYPES = {"master": "float32", "compute": "float32", "kv": "float32"}
 
 
@@ -20,7 +22,9 @@ def tiny_job(spec: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
     with TemporaryDirectory(prefix="nereus-tiny-") as folder:
         small = copy.deepcopy(dict(spec))
-        small.update(model=str(save_tiny_model(Path(folder) / "model")), steps=STEPS)
+        del small["model"]
+        path = str(save_tiny_model(Path(folder) / "model"))
+        small.update(models={"actor": {"path": path, "engines": ENGINES}}, steps=STEPS)
         small["algorithm"] = {**small["algorithm"], "groups_per_step": 2, "samples_per_group": 2}
         small["sampling"] = {**small["sampling"], "max_tokens": 4}
         small["prompts"] = {**small["prompts"], "examples": 0, "size": 64}
