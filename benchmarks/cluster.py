@@ -13,6 +13,7 @@ from nereus.cluster.down import down
 from nereus.cluster.state import ClusterFolder, ClusterState
 from nereus.cluster.up import up
 from nereus.events import JobEvent
+from nereus.spec import JobSpec
 from nereus.sync import SyncClient
 
 DEVICE_BYTES = 5 << 30
@@ -31,7 +32,7 @@ def cluster(devices: int) -> Iterator[tuple[ClusterState, Path]]:
             down(folder, grace=config.stop_seconds)
 
 
-def run_job(state: ClusterState, spec: Mapping[str, Any]) -> list[JobEvent]:
+def run_job(state: ClusterState, spec: JobSpec | Mapping[str, Any]) -> list[JobEvent]:
     """Submit, follow to the end, and return all events; JobFailed when it fails."""
     with SyncClient.connect(state.controller, data_dir=default_data_dir() / "demo") as client:
         job = client.submit(spec)

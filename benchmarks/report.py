@@ -11,16 +11,22 @@ from pathlib import Path
 from typing import Any
 
 BENCHMARKS = {
+    "async-vs-sync": "benchmarks.async_vs_sync",
+    "profile": "benchmarks.profile_step",
+    "rl-vs-trl": "benchmarks.rl_vs_trl",
     "step": "benchmarks.step",
     "transport": "benchmarks.transport",
     "weight-sync": "benchmarks.weight_sync",
 }
 """Name → module with `run() -> dict`: the metrics. Ratios, errors and rates are fractions."""
+TINY = {"async-vs-sync", "profile", "rl-vs-trl"}
+"""Those whose `run` takes `tiny=True`: a random model and a few steps, which prove that it runs and measure nothing."""
 
 
-def measure(name: str, command: list[str]) -> dict[str, Any]:
+def measure(name: str, command: list[str], *, tiny: bool = False) -> dict[str, Any]:
     """Run one benchmark and return its report."""
-    metrics = importlib.import_module(BENCHMARKS[name]).run()
+    run = importlib.import_module(BENCHMARKS[name]).run
+    metrics = run(tiny=True) if tiny else run()
     return {
         "name": name,
         "machine": machine(),

@@ -88,13 +88,15 @@ class ServiceSettings(Settings):
     """What every service is told.
 
     `port` 0 picks a free one; `advertise` is the host that others reach it by, where that is not `host`; `devices`
-    are for stage services.
+    are for stage services. `metrics_port`: where Prometheus finds this process on `host`; 0 picks a free one, None
+    shows nothing.
     """
 
     name: Name
     node: Name = Field(default_factory=lambda: socket.gethostname().replace("_", "-")[:63])
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 0
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     advertise: str | None = None
     registry_url: str | None = None
     data_dir: Path = Path("var/data")

@@ -128,7 +128,7 @@ class LeaseStatus:
 class ServiceRecord:
     """A running service. `role`: a stage, "controller" or "coordinator"; `target`: where its gRPC server listens.
 
-    `log`: its log file on that node, for whoever has to say how it ended.
+    `log`: its log file on that node, for whoever has to say how it ended. `metrics`: the page that Prometheus reads.
     """
 
     name: str
@@ -137,6 +137,7 @@ class ServiceRecord:
     node: str
     devices: tuple[DeviceId, ...] = ()
     log: str = ""
+    metrics: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from nereus_common.config import ServiceSettings
 from nereus_common.core.errors import ProcessLost
 from nereus_common.core.ids import Stage
 from nereus_common.observe import logs
+from nereus_common.observe.metrics.page import MetricsPage, metrics_page
 from nereus_common.registry import Device, ServiceRecord, open_registry
 from nereus_common.registry.membership import membership
 from nereus_common.rpc.server import RpcServer
@@ -37,14 +38,19 @@ async def serve_stage(
     server.add(add_UnitServiceServicer_to_server, UnitServicer(units))
     add_work(server, units)
     devices = [Device(one.id(settings.node), one.kind, one.memory_bytes) for one in settings.devices]
-    async with await open_registry(settings.registry_url or "") as registry:
+    async with (
+        metrics_page(settings.name, settings.host, settings.metrics_port) as page,
+        await open_registry(settings.registry_url or "") as registry,
+    ):
         await server.start()
-        async with membership(registry, service_record(settings, stage, server), devices):
+        async with membership(registry, service_record(settings, stage, server, page), devices):
             await server.serve(units.release_all, settings.deadlines.drain)
 
 
-def service_record(settings: ServiceSettings, role: str, server: RpcServer) -> ServiceRecord:
-    """What the registry tells others about a service that listens."""
+def service_record(
+    settings: ServiceSettings, role: str, server: RpcServer, page: MetricsPage | None = None
+) -> ServiceRecord:
+    """What the registry tells others about a service that listens, and about the page of its metrics."""
     return ServiceRecord(
         name=settings.name,
         role=str(role),
@@ -52,4 +58,5 @@ def service_record(settings: ServiceSettings, role: str, server: RpcServer) -> S
         node=settings.node,
         devices=tuple(device.id(settings.node) for device in settings.devices),
         log=str(settings.log_path.absolute()),
+        metrics=page.url_at(settings.advertise) if page else "",
     )

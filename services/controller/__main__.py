@@ -8,6 +8,7 @@ import sys
 from nereus.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from nereus_common.config import ServiceSettings
 from nereus_common.observe import logs
+from nereus_common.observe.metrics import JobMetrics, metrics_page
 from nereus_common.registry import open_registry
 from nereus_common.registry.membership import membership
 from nereus_common.rpc.pool import Channels
@@ -23,15 +24,15 @@ async def serve(settings: ServiceSettings) -> None:
     logs.configure(settings.name, file=settings.log_path)
     server = RpcServer(settings.name, settings.host, settings.port)
     async with (
+        metrics_page(settings.name, settings.host, settings.metrics_port) as page,
         await open_registry(settings.registry_url or "") as registry,
         Channels() as channels,
         asyncio.TaskGroup() as tasks,
     ):
-        jobs = Jobs(Surroundings(registry, channels, settings.data_dir / "jobs"), tasks)
+        jobs = Jobs(Surroundings(registry, channels, settings.data_dir / "jobs", JobMetrics()), tasks)
         server.add(add_JobServiceServicer_to_server, JobServicer(jobs, registry))
         await server.start()
-        record = service_record(settings, "controller", server)
-        async with membership(registry, record):
+        async with membership(registry, service_record(settings, "controller", server, page)):
             await jobs.recover()
             await server.serve(jobs.close, settings.deadlines.drain)
 

@@ -16,6 +16,7 @@ from nereus_common.core.errors import NereusError, ProcessLost, Unavailable
 from nereus_common.core.ids import JobId
 from nereus_common.core.plan import Plan
 from nereus_common.engines.tokenizer import ChatTokenizer
+from nereus_common.observe.metrics.prometheus import JobMetrics
 from nereus_common.planning.default import default_plan
 from nereus_common.registry import JobRecord, JobState, Registry, Versioned
 from nereus_common.rl.prompts import OrderedPrompts
@@ -35,11 +36,13 @@ FIRST_EPOCH = 1
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What every job of this controller shares. `clock` gives seconds since the Unix epoch."""
+    """What every job of this controller shares. `series`: its jobs' metrics for Prometheus. `clock` gives seconds since
+    the Unix epoch."""
 
     registry: Registry
     channels: Channels
     jobs_folder: Path
+    series: JobMetrics | None = None
     clock: Callable[[], float] = time.time
 
 

@@ -8,6 +8,7 @@ import sys
 from nereus.v1.coordinator_pb2_grpc import add_CoordinatorServiceServicer_to_server
 from nereus_common.config import ServiceSettings
 from nereus_common.observe import logs
+from nereus_common.observe.metrics import metrics_page
 from nereus_common.registry import open_registry
 from nereus_common.registry.membership import membership
 from nereus_common.rpc.pool import Channels
@@ -21,11 +22,15 @@ from .servicer import CoordinatorServicer
 async def serve(settings: ServiceSettings) -> None:
     logs.configure(settings.name, file=settings.log_path)
     server = RpcServer(settings.name, settings.host, settings.port)
-    async with await open_registry(settings.registry_url or "") as registry, Channels() as channels:
+    async with (
+        metrics_page(settings.name, settings.host, settings.metrics_port) as page,
+        await open_registry(settings.registry_url or "") as registry,
+        Channels() as channels,
+    ):
         jobs = PlacedJobs(registry, channels)
         server.add(add_CoordinatorServiceServicer_to_server, CoordinatorServicer(jobs))
         await server.start()
-        record = service_record(settings, "coordinator", server)
+        record = service_record(settings, "coordinator", server, page)
         async with membership(registry, record) as lease:
             jobs.lead(lease.fence)
             await server.serve(lambda: asyncio.sleep(0), settings.deadlines.drain)

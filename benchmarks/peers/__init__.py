@@ -1,0 +1,1 @@
+"""Other systems, in the frozen set-ups that benchmarks compare with."""
