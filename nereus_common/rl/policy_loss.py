@@ -97,7 +97,8 @@ class PolicyLoss:
             divergence = kl_penalty(tokens.logprobs, reference, token_ratio, self.kl_estimator, self.kl_gradient)
             per_token = per_token + self.kl_beta * divergence
         loss = (per_token * tokens.weight).sum()
-        gap = (current - behaviour).abs()
+        # To the policy before the step: what it measures is kernels, not what the step has learnt so far.
+        gap = (proximal - behaviour).abs()
         moved = current - behaviour
         means = {
             "clip_fraction": (ratio * advantages > clipped * advantages, tokens.counted),

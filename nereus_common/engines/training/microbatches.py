@@ -14,13 +14,14 @@ from nereus_common.engines.torch_model.packs import PackTensors
 from nereus_common.engines.torch_model.stage import StageModel
 
 LossOf = Callable[[int, Tensor], Tensor]
-"""(pack index, [1, 2, R] log-probs and entropies) → 0-d loss."""
+"""(pack index, [1, 2, R] log-probs and entropies or [1, 1, R] values) → 0-d loss."""
 
 
 def accumulate_gradients(model: StageModel, packs: Sequence[PackTensors], loss_of: LossOf, dtype: torch.dtype) -> None:
     """Sum the gradients of all packs and reduce them once, at the end; at least as many packs as pipeline stages.
 
-    The parameters are gathered, and cast to the compute dtype `dtype`, at the first pack and dropped after the last.
+    The parameters are gathered, and cast to the compute dtype `dtype`, at the first pack unless a pass before did so,
+    and dropped after the last: the next update gathers what this one leaves.
     """
     model.packs = packs
     try:
@@ -55,7 +56,7 @@ def _pipeline(model: StageModel, packs: Sequence[PackTensors], loss_of: LossOf, 
         world.layout.pp,
         packs[0].ids.device,
         input_args=torch.empty(1, rows, dtype=torch.int64, device="meta") if world.first_stage else hidden,
-        output_args=torch.empty(1, 2, predictions, device="meta") if world.last_stage else hidden,
+        output_args=torch.empty(1, model.output_rows, predictions, device="meta") if world.last_stage else hidden,
         group=world.mesh.get_group("pp"),
     )
     schedule = Schedule1F1B(stage, count, loss_fn=lambda scores, index: loss_of(int(index), scores), scale_grads=False)
