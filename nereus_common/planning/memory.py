@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nereus_common.core.ids import ModelStage, Stage
+from nereus_common.core.ids import Head, ModelStage, Stage
 from nereus_common.core.plan import Recompute, StagePlan
 from nereus_common.state.architecture import ModelShape
 from nereus_common.state.conventions import convention_of
@@ -22,7 +22,7 @@ GENERATION_PROCESS = 2600 << 20
 STAGING = 256 << 20
 """One bucket in flight, and its staged copy."""
 RESPONSE_SHARE = 0.5
-"""Largest share of a microbatch's rows that predict a response token, for the logits' size."""
+"""Largest share of a trained microbatch's rows that predict a response token, for the size of what the head makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,17 +80,21 @@ def footprint(shape: ModelShape, model_stage: ModelStage, plan: StagePlan, rank:
 
 
 def _activations(shape: ModelShape, plan: StagePlan, *, backward: bool) -> int:
-    """Rows of a microbatch through one pipeline stage; what the backward pass keeps, and the logits in float32."""
+    """Rows of a microbatch through one pipeline stage; what the backward pass keeps, and what the head makes."""
     limits = plan.generation
     rows = limits.max_batched_tokens if limits else plan.microbatch_tokens
     compute = item_bytes(plan.dtypes.compute)
     per_layer = rows * (8 * shape.hidden + 4 * shape.ffn // plan.layout.tp) * compute
     layers = max(plan.layout.layer_counts(shape.layers))
     if not backward:
-        return 2 * per_layer + rows * shape.vocabulary // plan.layout.tp * 4
+        return 2 * per_layer + rows * _head_bytes(shape, plan)
     kept = per_layer + layers * rows * shape.hidden * compute
     if plan.recompute is Recompute.NONE:
         kept = layers * per_layer
     in_flight = plan.layout.pp
-    logits = int(rows * RESPONSE_SHARE) * (shape.vocabulary // plan.layout.tp) * 4 * 3
-    return kept * in_flight + logits
+    return kept * in_flight + int(rows * RESPONSE_SHARE) * _head_bytes(shape, plan) * 3
+
+
+def _head_bytes(shape: ModelShape, plan: StagePlan) -> int:
+    """Of one row, in float32: its logits, or, for a value, the hidden state that the score head multiplies."""
+    return 4 * (-(-shape.vocabulary // plan.layout.tp) if shape.head is Head.LM else shape.hidden + 1)

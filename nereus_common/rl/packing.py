@@ -3,7 +3,8 @@
 A pack is cut into segments, one per (part of a) group: `[prompt | response 1 | response 2 | …]`. A row sees an
 earlier row iff both have the same `prefix` and the earlier one lies on the prompt (`branch` 0) or on the same
 branch. Positions go on from the prompt's end on every branch, so each response sees exactly what it would see
-alone. The last token of a response predicts nothing and gets no row.
+alone. The last token of a response predicts nothing and gets no row, except where the row at the very end of each
+sequence is what is asked for (`ends`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ class Pack:
     input_ids, position_ids, prefix, branch [T] int32: padding rows have prefix -1 and see nothing.
     logit_rows [R] int64: the row whose logits predict a response token; rows of a shared prompt occur once per branch.
     targets [R] int32: that token. source [R] int64: its index in the batch's per-token columns, -1 where padded.
+
+    A pack of ends has one prediction per sequence instead: logit_rows at its last token, targets 0, source the
+    sequence's index.
     """
 
     input_ids: NDArray[np.int32]
@@ -72,6 +76,10 @@ class Pack:
         )
 
 
+Predictions = tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]
+"""logit_rows, targets and source, as in `Pack`."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Segment:
     """Responses of one group that are computed behind one copy of its prompt."""
@@ -82,15 +90,21 @@ class _Segment:
 
 
 def pack_batch(
-    batch: RolloutBatch, budget: int, *, shared_prefix: bool = True, wanted: NDArray[np.bool_] | None = None
+    batch: RolloutBatch,
+    budget: int,
+    *,
+    shared_prefix: bool = True,
+    wanted: NDArray[np.bool_] | None = None,
+    ends: bool = False,
 ) -> list[Pack]:
     """Packs of at most `budget` rows; a sequence that is longer gets one of the next multiple of the budget.
 
-    `wanted` [R]: the tokens to be predicted, None for all; sequences without any are left out. An empty batch gives
-    no packs. Equal input gives equal packs.
+    `wanted` [R]: the tokens to be predicted, None for all; sequences without any are left out. `ends`: the row of every
+    sequence's last token, whatever is masked; of the prompt's last where the response is empty. An empty batch gives no
+    packs. Equal input gives equal packs.
     """
-    segments = _segments(batch, budget, shared_prefix, wanted)
-    return [_build(batch, bin_, wanted, budget) for bin_ in _fill(segments, budget)]
+    segments = _segments(batch, budget, shared_prefix, wanted, ends)
+    return [_build(batch, bin_, wanted, ends, budget) for bin_ in _fill(segments, budget)]
 
 
 def pack_for_ranks(
@@ -100,18 +114,19 @@ def pack_for_ranks(
     *,
     shared_prefix: bool = True,
     wanted: NDArray[np.bool_] | None = None,
+    ends: bool = False,
     at_least: int = 1,
 ) -> list[list[Pack]]:
-    """Packs for each of `degree` ranks: the same number for all, at least `at_least`, some perhaps empty.
+    """`pack_batch` for each of `degree` ranks: the same number for all, at least `at_least`, some perhaps empty.
 
     The rows are spread evenly: the packs are as short as their number allows.
     """
-    segments = _segments(batch, budget, shared_prefix, wanted)
+    segments = _segments(batch, budget, shared_prefix, wanted, ends)
     count = max(at_least, -(-len(_fill(segments, budget)) // degree)) * degree
     bins = _fill(segments, _tightest(segments, budget, count))
     bins += [[] for _ in range(count - len(bins))]
     dealt = _deal(bins, degree)
-    return [[_build(batch, bin_, wanted, budget) for bin_ in share] for share in dealt]
+    return [[_build(batch, bin_, wanted, ends, budget) for bin_ in share] for share in dealt]
 
 
 def common_shape(packs: Sequence[Pack]) -> tuple[int, int]:
@@ -120,7 +135,7 @@ def common_shape(packs: Sequence[Pack]) -> tuple[int, int]:
 
 
 def _segments(
-    batch: RolloutBatch, budget: int, shared_prefix: bool, wanted: NDArray[np.bool_] | None
+    batch: RolloutBatch, budget: int, shared_prefix: bool, wanted: NDArray[np.bool_] | None, ends: bool
 ) -> list[_Segment]:
     lengths, prompts = batch.response_lengths, np.diff(batch.prompt_offsets)
     if budget < 1:
@@ -131,9 +146,9 @@ def _segments(
     current: list[int] = []
     rows = 0
     for sequence in range(batch.sequences):
-        if not lengths[sequence] or (wanted is not None and not wanted[batch.span(sequence)].any()):
+        if not ends and (not lengths[sequence] or (wanted is not None and not wanted[batch.span(sequence)].any())):
             continue
-        group, own = int(batch.group[sequence]), int(lengths[sequence]) - 1
+        group, own = int(batch.group[sequence]), int(lengths[sequence]) - (not ends)
         joins = shared_prefix and current and batch.group[current[0]] == group and rows + own <= budget
         if current and not joins:
             segments.append(_Segment(int(batch.group[current[0]]), tuple(current), rows))
@@ -179,9 +194,11 @@ def _deal(bins: Sequence[list[_Segment]], degree: int) -> list[list[list[_Segmen
     return dealt
 
 
-def _build(batch: RolloutBatch, bin_: Sequence[_Segment], wanted: NDArray[np.bool_] | None, budget: int) -> Pack:
+def _build(
+    batch: RolloutBatch, bin_: Sequence[_Segment], wanted: NDArray[np.bool_] | None, ends: bool, budget: int
+) -> Pack:
     ids, positions, prefix, branch = ([np.empty(0, np.int32)] for _ in range(4))
-    rows, targets, source = [np.empty(0, np.int64)], [np.empty(0, np.int32)], [np.empty(0, np.int64)]
+    predicted: list[Predictions] = [(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64))]
     base = 0
     for number, segment in enumerate(bin_):
         prompt = batch.prompt(segment.group)
@@ -191,17 +208,16 @@ def _build(batch: RolloutBatch, bin_: Sequence[_Segment], wanted: NDArray[np.boo
         prefix.append(np.full(segment.rows, number, np.int32))
         start = base + len(prompt)
         for index, sequence in enumerate(segment.sequences, start=1):
-            response, span = batch.response(sequence), batch.span(sequence)
-            own = len(response) - 1
-            ids.append(response[:-1])
+            response = batch.response(sequence)
+            own = len(response) - (not ends)
+            ids.append(response[:own])
             positions.append(np.arange(len(prompt), len(prompt) + own, dtype=np.int32))
             branch.append(np.full(own, index, np.int32))
-            keep = slice(None) if wanted is None else wanted[span]
-            rows.append(np.concatenate([[base + len(prompt) - 1], np.arange(start, start + own)])[keep])
-            targets.append(response[keep])
-            source.append(np.arange(span.start, span.stop)[keep])
+            seen = np.concatenate([[base + len(prompt) - 1], np.arange(start, start + own)])
+            predicted.append(_predictions(batch, sequence, seen, wanted, ends))
             start += own
         base = start
+    rows, targets, source = zip(*predicted, strict=True)
     pack = Pack(
         np.concatenate(ids),
         np.concatenate(positions),
@@ -213,6 +229,17 @@ def _build(batch: RolloutBatch, bin_: Sequence[_Segment], wanted: NDArray[np.boo
     )
     length = min(round_up(max(base, 1), ROW_QUANTUM), budget) if base <= budget else round_up(base, budget)
     return pack.padded(length, round_up(len(pack.targets), ROW_QUANTUM))
+
+
+def _predictions(
+    batch: RolloutBatch, sequence: int, seen: NDArray[np.int64], wanted: NDArray[np.bool_] | None, ends: bool
+) -> Predictions:
+    """Of one sequence. `seen`: the prompt's last row, then the rows of the response."""
+    if ends:
+        return seen[-1:], np.zeros(1, np.int32), np.array([sequence])
+    span = batch.span(sequence)
+    keep = slice(None) if wanted is None else wanted[span]
+    return seen[keep], batch.response(sequence)[keep], np.arange(span.start, span.stop)[keep]
 
 
 def round_up(value: int, multiple: int) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nereus_common.core.emu import Unit
-from nereus_common.core.ids import JobId, ModelStage, TensorName, UnitId
+from nereus_common.core.ids import Head, JobId, ModelStage, TensorName, UnitId
 from nereus_common.core.plan import StagePlan
 from nereus_common.core.transfer import Box, RankRef, Transfer
 
@@ -37,6 +37,7 @@ class UnitSpec:
     options: Mapping[str, Any]
     rendezvous: Rendezvous
     seed: int
+    head: Head = Head.LM
 
 
 @dataclass(frozen=True, slots=True)

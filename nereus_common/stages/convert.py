@@ -8,7 +8,7 @@ from typing import Any
 
 from nereus.v1 import units_pb2 as pb
 from nereus_common.core.errors import InvalidInput
-from nereus_common.core.ids import JobId, TensorName, UnitId
+from nereus_common.core.ids import Head, JobId, TensorName, UnitId
 from nereus_common.core.transfer import RankRef, Transfer
 from nereus_common.rpc.convert import box_from_pb, box_to_pb, stage_plan_from_pb, stage_plan_to_pb
 from nereus_common.stages.base import Holding, PullOrder, RankHolding, RankPulled, Rendezvous, UnitSpec
@@ -20,7 +20,7 @@ def spec_to_pb(spec: UnitSpec) -> pb.UnitSpec:
         job_id=spec.job,
         replica=spec.replica,
         epoch=spec.epoch,
-        model=pb.Model(name=spec.model_stage.model, path=spec.model_path),
+        model=pb.Model(name=spec.model_stage.model, path=spec.model_path, head=spec.head),
         stage=stage_plan_to_pb(spec.model_stage, spec.plan),
         engine=spec.engine,
         options_json=json.dumps(dict(spec.options), sort_keys=True),
@@ -43,7 +43,19 @@ def spec_from_pb(spec: pb.UnitSpec) -> UnitSpec:
         options=_options(spec.options_json),
         rendezvous=Rendezvous(spec.rendezvous.host, spec.rendezvous.port, spec.rendezvous.prefix),
         seed=spec.seed,
+        head=head_from_pb(spec.model),
     )
+
+
+def head_from_pb(model: pb.Model) -> Head:
+    """`lm` where the message names none; InvalidInput for a name that is no head."""
+    if model.head and model.head not in list(Head):
+        raise InvalidInput(
+            f"model {model.name}: head {model.head!r} is unknown",
+            remedy=f"one of {', '.join(Head)}",
+            field="model.head",
+        )
+    return Head(model.head or Head.LM)
 
 
 def _options(text: str) -> Mapping[str, Any]:

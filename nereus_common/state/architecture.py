@@ -14,11 +14,14 @@ from types import MappingProxyType
 from typing import Any, Self
 
 from nereus_common.core.errors import InvalidInput, UnsupportedByEngine
-from nereus_common.core.ids import TensorName
+from nereus_common.core.ids import Head, TensorName
 
 EMBEDDING = TensorName("model.embed_tokens.weight")
 FINAL_NORM = TensorName("model.norm.weight")
 HEAD = TensorName("lm_head.weight")
+SCORE = TensorName("score.weight")
+CLASSIFIER = "ForSequenceClassification"
+"""How the architecture of a checkpoint that brings a score head ends."""
 
 
 class Rule(StrEnum):
@@ -85,7 +88,10 @@ FAMILIES: Mapping[str, Family] = {
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """All numbers of a dense decoder that decide its tensors; field names in errors are those of config.json."""
+    """All numbers of a dense decoder that decide its tensors; field names in errors are those of config.json.
+
+    With head SCORE one row, `score.weight` [1, hidden], stands where `lm_head.weight` would; nothing is tied to it.
+    """
 
     model_type: str
     layers: int
@@ -100,14 +106,18 @@ class ModelShape:
     output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    head: Head = Head.LM
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """Read a Hugging Face `config.json`.
+    def from_config(cls, config: Mapping[str, Any], head: Head = Head.LM) -> Self:
+        """Read a Hugging Face `config.json`, of a causal language model or of a sequence classifier, for `head`.
 
-        UnsupportedByEngine: a model_type or a quantisation without rules. InvalidInput: a field missing or wrong.
+        UnsupportedByEngine: a model_type, a quantisation or a number of labels without rules. InvalidInput: a field
+        missing or wrong.
         """
         family = _family(config)
+        if head is Head.SCORE:
+            check_labels(config)
         hidden, heads = _positive(config, "hidden_size"), _positive(config, "num_attention_heads")
         optional = {key: config[key] for key in ("num_key_value_heads", "head_dim") if config.get(key) is not None}
         kv_heads = _positive({"num_key_value_heads": heads, **optional}, "num_key_value_heads")
@@ -126,11 +136,12 @@ class ModelShape:
             kv_heads=kv_heads,
             head_dim=_positive({"head_dim": family.head_dim or hidden // heads, **optional}, "head_dim"),
             vocabulary=_positive(config, "vocab_size"),
-            tied=bool(config.get("tie_word_embeddings", False)),
+            tied=bool(config.get("tie_word_embeddings", False)) and head is Head.LM,
             qkv_bias=_flag(config, family.qkv_bias),
             output_bias=_flag(config, family.output_bias),
             mlp_bias=_flag(config, family.mlp_bias),
             qk_norm=family.qk_norm,
+            head=head,
         )
 
     def tensors(self) -> Mapping[TensorName, LogicalTensor]:
@@ -140,6 +151,28 @@ class ModelShape:
     @property
     def parameters(self) -> int:
         return sum(tensor.elements for tensor in self.tensors().values())
+
+
+def is_classifier(config: Mapping[str, Any]) -> bool:
+    """Whether the config's checkpoint is a `...ForSequenceClassification`: it has a score head and no vocabulary's."""
+    return str((config.get("architectures") or [""])[0]).endswith(CLASSIFIER)
+
+
+def check_labels(config: Mapping[str, Any]) -> None:
+    """UnsupportedByEngine when a sequence classifier gives another number of scores than one.
+
+    Hugging Face writes two labels, its default, by leaving both fields out.
+    """
+    if not is_classifier(config):
+        return
+    field = "num_labels" if config.get("num_labels") is not None else "id2label"
+    labels = config["num_labels"] if field == "num_labels" else len(config.get("id2label") or range(2))
+    if labels != 1:
+        raise UnsupportedByEngine(
+            f"config.{field} makes {labels} labels: a score head has one row",
+            remedy="give a classifier that was trained with num_labels=1",
+            field=f"config.{field}",
+        )
 
 
 def _family(config: Mapping[str, Any]) -> Family:
@@ -179,7 +212,9 @@ def _tensors(model: ModelShape) -> Mapping[TensorName, LogicalTensor]:
     for layer in range(model.layers):
         found += _layer_tensors(model, layer)
     found.append(LogicalTensor(FINAL_NORM, (model.hidden,), Rule.REPLICATED, Home.LAST))
-    if not model.tied:
+    if model.head is Head.SCORE:
+        found.append(LogicalTensor(SCORE, (1, model.hidden), Rule.REPLICATED, Home.LAST))
+    elif not model.tied:
         found.append(LogicalTensor(HEAD, vocabulary, Rule.VOCABULARY, Home.LAST, model.vocabulary))
     return MappingProxyType({tensor.name: tensor for tensor in found})
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nereus_common.core.errors import InvalidPlan, UnsupportedByEngine
-from nereus_common.core.ids import Stage
+from nereus_common.core.ids import Head, Stage
 from nereus_common.core.layout import Layout
 from nereus_common.core.transfer import Box
 from nereus_common.state.architecture import LogicalTensor, ModelShape
@@ -146,7 +146,9 @@ def vllm_layers(layout: Layout, layers: int) -> tuple[int, ...]:
 
 
 def _unfit_for_vllm(model: ModelShape) -> str:
-    """Models that vLLM would serve wrongly; its loaders say nothing about the second kind."""
+    """Models that vLLM cannot generate with, or would serve wrongly; its loaders say nothing about the third kind."""
+    if model.head is not Head.LM:
+        return f"the model's head is {model.head}: it gives no logits to sample from"
     if model.model_type == "qwen3" and model.output_bias:
         return "config.attention_bias is true: vLLM's qwen3 has no bias on o_proj"
     if model.model_type == "qwen2" and model.query_heads * model.head_dim != model.hidden:

@@ -70,7 +70,7 @@ def _model(spec: JobSpec, name: str) -> pb.ModelEngine:
     training = options.setdefault(str(Stage.TRAINING), {})
     training.setdefault("optimizer", _optimizer(spec))
     return pb.ModelEngine(
-        model=units_pb2.Model(name=name, path=model.path),
+        model=units_pb2.Model(name=name, path=model.path, head=spec.head(name)),
         engines={str(stage): engine.name for stage, engine in model.engines.items()},
         options_json={stage: json.dumps(given) for stage, given in options.items()},
     )

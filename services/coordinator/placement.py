@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nereus_common.core.errors import InvalidInput, InvalidPlan, NotFound
-from nereus_common.core.ids import JobId, ModelStage, Stage, unit_id
+from nereus_common.core.ids import Head, JobId, ModelStage, Stage, unit_id
 from nereus_common.core.plan import Plan
 from nereus_common.planning.memory import footprint
 from nereus_common.stages.base import Rendezvous, UnitSpec
@@ -26,12 +26,13 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model of a job: its folder, and per stage the engine's name and options ('' and {} for the default)."""
+    """A model of a job: its folder, its head, and per stage the engine's name and options ('' and {}: the default)."""
 
     name: str
     path: str
     engines: Mapping[Stage, str] = field(default_factory=dict)
     options: Mapping[Stage, Mapping[str, Any]] = field(default_factory=dict)
+    head: Head = Head.LM
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ def unit_specs(placement: Placement, meet: Callable[[str], Rendezvous]) -> list[
                 options=source.options.get(name.stage, {}),
                 rendezvous=shared if name.stage is Stage.TRAINING else meet(f"{prefix}/r{replica}"),
                 seed=placement.seed,
+                head=source.head,
             )
             for replica in range(stage.replicas)
         ]
@@ -98,7 +100,7 @@ async def model_shape(source: ModelSource) -> ModelShape:
             field=f"models.{source.name}.path",
         ) from missing
     try:
-        return ModelShape.from_config(json.loads(text))
+        return ModelShape.from_config(json.loads(text), source.head)
     except json.JSONDecodeError as wrong:
         raise InvalidInput(f"{path} is not JSON: {wrong}", field=f"models.{source.name}.path") from wrong
 

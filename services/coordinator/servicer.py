@@ -13,6 +13,7 @@ from nereus.v1.coordinator_pb2_grpc import CoordinatorServiceServicer
 from nereus_common.core.errors import InvalidInput
 from nereus_common.core.ids import JobId, Stage
 from nereus_common.rpc.convert import plan_from_pb
+from nereus_common.stages.convert import head_from_pb
 
 from .jobs import PlacedJob, PlacedJobs
 from .placement import ModelSource, Placement
@@ -55,6 +56,7 @@ def _source(entry: pb.ModelEngine) -> ModelSource:
     return ModelSource(
         name=entry.model.name,
         path=entry.model.path,
+        head=head_from_pb(entry.model),
         engines={Stage(stage): name for stage, name in entry.engines.items()},
         options={Stage(stage): _options(entry.model.name, stage, text) for stage, text in entry.options_json.items()},
     )

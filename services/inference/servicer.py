@@ -10,6 +10,7 @@ import grpc.aio
 from nereus.v1 import inference_pb2 as pb
 from nereus.v1.inference_pb2_grpc import InferenceServiceServicer
 from nereus_common.core.ids import UnitId
+from nereus_common.core.workflow import Work
 from nereus_common.rpc import chunks_from_columns
 from nereus_common.stages.servicer import header_and_columns, time_left
 from nereus_common.stages.units import Units
@@ -31,6 +32,7 @@ class InferenceServicer(InferenceServiceServicer):
         header, columns = await header_and_columns(request_iterator, "Score")
         async with self._units.working(UnitId(header.unit_id), header.epoch) as entry:
             unit = cast("InferenceUnit", entry.host)
-            scored = await unit.score(columns, header.temperature, time_left(context, LIMIT))
-        for chunk in chunks_from_columns({"logprobs": scored}):
+            work = header.work or Work.LOGPROBS
+            scored = await unit.score(columns, work, header.temperature, time_left(context, LIMIT))
+        for chunk in chunks_from_columns(scored):
             yield pb.ScoreResponse(chunk=chunk)

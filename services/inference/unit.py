@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from nereus_common.core.errors import IllegalTransition, ProcessLost
 from nereus_common.engines import options as engine_options
-from nereus_common.engines.inference.base import InferenceOptions, InferenceRankConfig
+from nereus_common.engines.inference.base import Columns, InferenceOptions, InferenceRankConfig, Scored, check_work
 from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankHolding, RankPulled, UnitSpec
 from nereus_common.stages.cores import KEEP_MEMORY, cores_per_rank
 from nereus_common.stages.worker_set import WorkerSet
@@ -84,13 +80,13 @@ class InferenceUnit:
     async def release(self) -> None:
         await self._workers.stop()
 
-    async def score(
-        self, columns: Mapping[str, NDArray[Any]], temperature: float, timeout: float
-    ) -> NDArray[np.float32]:
-        """[R] log-probs of the batch's response tokens; every rank returns the same."""
-        scored: list[NDArray[np.float32]] = await self._workers.call_each(
-            "score", columns, temperature, timeout=timeout
-        )
+    async def score(self, columns: Columns, work: str, temperature: float, timeout: float) -> Scored:
+        """What the head says of the batch's responses, see `TorchInferenceEngine.score`; every rank returns the same.
+
+        InvalidInput, before any rank is asked, for a work that is not the head's.
+        """
+        asked = check_work(self._spec.head, work)
+        scored: list[Scored] = await self._workers.call_each("score", columns, asked, temperature, timeout=timeout)
         return scored[0]
 
 
@@ -104,6 +100,7 @@ def _worker(spec: UnitSpec, rank: int, settings: HostSettings) -> WorkerSpec:
         rendezvous=engine_options.Rendezvous(meeting.host, meeting.port, meeting.prefix),
         options=_options(spec),
         transport=settings.transport,
+        head=spec.head,
     )
     name = f"{spec.unit}.{rank}"
     return WorkerSpec(name, BODY, config, settings.log_dir / f"{name}.log", KEEP_MEMORY)

@@ -9,12 +9,31 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nereus_common.core.ids import TensorName
+from nereus_common.core.errors import InvalidInput
+from nereus_common.core.ids import Head, TensorName
 from nereus_common.core.plan import StagePlan
 from nereus_common.core.transfer import Box
+from nereus_common.core.workflow import Work
 from nereus_common.engines.options import Rendezvous
 
 Columns = Mapping[str, NDArray[Any]]
+Scored = Mapping[str, NDArray[np.float32]]
+"""One column, named after the work: logprobs [R], values [R] or scores [N]."""
+
+WORKS: Mapping[Head, tuple[Work, ...]] = {Head.LM: (Work.LOGPROBS,), Head.SCORE: (Work.VALUES, Work.SCORES)}
+"""What inference can be asked of each head."""
+
+
+def check_work(head: Head, work: str) -> Work:
+    """`work` where `head` can do it, else InvalidInput naming both."""
+    for known in WORKS[head]:
+        if known == work:
+            return known
+    raise InvalidInput(
+        f"work {work!r}: a model with head {head} cannot do it",
+        remedy=f"it gives {' and '.join(WORKS[head])}",
+        field="work",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +59,7 @@ class InferenceRankConfig:
     options: InferenceOptions = field(default_factory=InferenceOptions)
     transport: str = "ucx"
     collective_timeout: float = 120.0
+    head: Head = Head.LM
 
 
 class InferenceEngine(Protocol):
@@ -48,7 +68,7 @@ class InferenceEngine(Protocol):
     @property
     def version(self) -> int: ...
     def load(self, version: int) -> None: ...
-    def score(self, columns: Columns, temperature: float) -> NDArray[np.float32]: ...
+    def score(self, columns: Columns, work: str, temperature: float) -> Scored: ...
     def boxes(self) -> Mapping[TensorName, tuple[Box, ...]]: ...
     def digest(self, wire_dtype: str) -> int: ...
     def close(self) -> None: ...

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor
 
 from nereus_common.core.errors import NotFound
 from nereus_common.core.ids import TensorName
 from nereus_common.core.transfer import Box
-from nereus_common.engines.inference.base import Columns, InferenceRankConfig
+from nereus_common.core.workflow import Work
+from nereus_common.engines.inference.base import Columns, InferenceRankConfig, Scored, check_work
 from nereus_common.engines.torch_model.build import TORCH_DTYPES, build_stage, fsdp_modules
 from nereus_common.engines.torch_model.checkpoint import load_shards
 from nereus_common.engines.torch_model.exchange import Staging
@@ -31,7 +30,7 @@ class TorchInferenceEngine:
     """One rank. Constructing it waits for the unit's other ranks; nothing can be scored before a version is there."""
 
     def __init__(self, config: InferenceRankConfig) -> None:
-        check_plan(read_config(config.model_path), config.stage)
+        check_plan(read_config(config.model_path), config.stage, config.head)
         if config.options.threads:
             torch.set_num_threads(config.options.threads)
         self._config, self._device = config, torch.device("cpu")
@@ -46,7 +45,9 @@ class TorchInferenceEngine:
             config.collective_timeout,
             self._device.type,
         )
-        self._model = build_stage(config.model_path, config.stage, self._world, self._device, train=False)
+        self._model = build_stage(
+            config.model_path, config.stage, self._world, self._device, train=False, head=config.head
+        )
         self._shards = shards(self._model)
         self._version = -1
 
@@ -70,29 +71,33 @@ class TorchInferenceEngine:
         staging.apply()
         self._changed(staging.version)
 
-    def score(self, columns: Columns, temperature: float) -> NDArray[np.float32]:
-        """[R] log-probs of the batch's response tokens at `temperature`; every rank of the unit gets them all.
+    def score(self, columns: Columns, work: str, temperature: float) -> Scored:
+        """The column `work` asks for; every rank of the unit gets all of it.
 
-        NotFound before a version is there; InvalidInput for bad columns; DeadlineExceeded or Unavailable when a rank
-        is lost.
+        "logprobs" [R]: of the batch's response tokens at `temperature`. "values" [R]: what the score head says before
+        each of them. "scores" [N]: what it says at the last token of each response, also of one that was cut short.
+
+        NotFound before a version is there; InvalidInput for bad columns or a work that is not the head's;
+        DeadlineExceeded or Unavailable when a rank is lost.
         """
+        asked = check_work(self._config.head, work)
         if self._version < 0:
             raise NotFound(f"{self._who} holds no version yet", remedy="load the unit, or sync it, first")
         batch = RolloutBatch.from_columns(columns)
-        found = torch.zeros(len(batch.response_tokens))
+        found = torch.zeros(batch.sequences if asked is Work.SCORES else len(batch.response_tokens))
         self._model.temperature = temperature
         with torch.no_grad(), meeting(self._who, "the unit's other ranks in score"):
-            packs = self._packs(batch)
+            packs = self._packs(batch, asked)
             self._model.packs = packs
             for index, pack in enumerate(packs):
-                scores = self._run(index, pack)
-                if scores is not None and self._world.place.tp == 0:
+                output = self._run(index, pack)
+                if output is not None and self._world.place.tp == 0:
                     real = pack.source >= 0
-                    found[pack.source[real]] = scores[0, 0].float().cpu()[real]
+                    found[pack.source[real]] = output[0, 0].float().cpu()[real]
             self._model.packs = ()
             if len(found):
                 dist.all_reduce(found)
-        return found.numpy()
+        return {str(asked): found.numpy()}
 
     def boxes(self) -> Mapping[TensorName, tuple[Box, ...]]:
         """What this rank holds; tensors of which it holds nothing are left out."""
@@ -111,14 +116,19 @@ class TorchInferenceEngine:
             module.reshard()
         self._version = version
 
-    def _packs(self, batch: RolloutBatch) -> Sequence[PackTensors]:
+    def _packs(self, batch: RolloutBatch, work: Work) -> Sequence[PackTensors]:
         plan, place = self._config.stage, self._world.place
-        shared = self._config.options.shared_prefix
-        share = pack_for_ranks(batch, plan.layout.fs, plan.microbatch_tokens, shared_prefix=shared)[place.fs]
+        share = pack_for_ranks(
+            batch,
+            plan.layout.fs,
+            plan.microbatch_tokens,
+            shared_prefix=self._config.options.shared_prefix,
+            ends=work is Work.SCORES,
+        )[place.fs]
         return [to_tensors(pack, self._device, self._compute) for pack in share]
 
     def _run(self, index: int, pack: PackTensors) -> Tensor | None:
-        """One pack through this stage, its hidden states handed from stage to stage; scores on the last one."""
+        """One pack through this stage, its hidden states handed from stage to stage; [1, C, R] on the last one."""
         world, number = self._world, torch.tensor(index)
         if world.first_stage:
             value = pack.ids

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from nereus_common.core.errors import NotFound, VerificationFailed
-from nereus_common.engines.inference.base import Columns, InferenceRankConfig
+from nereus_common.engines.inference.base import Columns, InferenceRankConfig, Scored
 from nereus_common.engines.inference.torch_native import TorchInferenceEngine
 from nereus_common.engines.torch_model.exchange import RankHolding, RankPull, Staging, open_transport
 from nereus_common.transport.base import PullRequest
@@ -24,8 +21,8 @@ class InferenceWorker:
     def load(self, version: int) -> None:
         self._engine.load(version)
 
-    def score(self, columns: Columns, temperature: float) -> NDArray[np.float32]:
-        return self._engine.score(columns, temperature)
+    def score(self, columns: Columns, work: str, temperature: float) -> Scored:
+        return self._engine.score(columns, work, temperature)
 
     def describe(self) -> RankHolding:
         return RankHolding(self._config.rank, self._transport.address, self._engine.version, self._engine.boxes())

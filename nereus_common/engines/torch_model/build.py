@@ -9,8 +9,9 @@ import torch
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from nereus_common.core.ids import Head
 from nereus_common.core.plan import Recompute, StagePlan
 from nereus_common.engines.torch_model.attention import NAME as ATTENTION
 from nereus_common.engines.torch_model.shards import box_of
@@ -31,16 +32,14 @@ _LAYER_PLAN: dict[str, type[ColwiseParallel] | type[RowwiseParallel]] = {
 """Megatron's cut of a layer (Shoeybi et al. 2019)."""
 
 
-def build_stage(model_path: str, plan: StagePlan, world: World, device: torch.device, *, train: bool) -> StageModel:
+def build_stage(
+    model_path: str, plan: StagePlan, world: World, device: torch.device, *, train: bool, head: Head = Head.LM
+) -> StageModel:
     """This rank's stage with storage of undefined content; float32 masters for training, else the compute dtype."""
-    config = AutoConfig.from_pretrained(model_path)
     compute = TORCH_DTYPES[plan.dtypes.compute]
-    with torch.device("meta"):
-        full = AutoModelForCausalLM.from_config(
-            config, attn_implementation=ATTENTION, dtype=torch.float32 if train else compute
-        )
-    layers = world.layout.layer_ranges(config.num_hidden_layers)[world.place.pp]
-    stage = StageModel(full, layers, world, recompute=train and plan.recompute is Recompute.FULL)
+    full = _on_meta(model_path, head, torch.float32 if train else compute)
+    layers = world.layout.layer_ranges(full.config.num_hidden_layers)[world.place.pp]
+    stage = StageModel(full, layers, world, head=head, recompute=train and plan.recompute is Recompute.FULL)
     if world.layout.tp > 1:
         _cut_tensors(stage, world)
     if stage.lm_head is not None:
@@ -51,6 +50,16 @@ def build_stage(model_path: str, plan: StagePlan, world: World, device: torch.de
     stage.tie()
     stage.rotary = type(full.model.rotary_emb)(full.config).to(device)
     return stage.requires_grad_(train).train(train)
+
+
+def _on_meta(model_path: str, head: Head, dtype: torch.dtype) -> Any:
+    """The whole model without storage. A decoder of any head may stand in the folder: only its config is read."""
+    config = AutoConfig.from_pretrained(model_path)
+    if head is Head.SCORE:
+        config.num_labels = 1
+    kind = AutoModelForCausalLM if head is Head.LM else AutoModelForSequenceClassification
+    with torch.device("meta"):
+        return kind.from_config(config, attn_implementation=ATTENTION, dtype=dtype)
 
 
 def fsdp_modules(stage: StageModel) -> Iterator[FSDPModule]:

@@ -1,4 +1,4 @@
-"""Log-probs of given tokens over a vocabulary that may be cut over tensor-parallel ranks.
+"""Log-probs of given tokens over a vocabulary that may be cut over tensor-parallel ranks; values by a head of one row.
 
 The logits are accumulated and kept in float32, as the sampler's float32 head does, whatever the dtype of hidden
 states and head. Products of two bfloat16 numbers are exact in float32, so on CPUs with bfloat16 matrix units the
@@ -32,6 +32,14 @@ def token_logprobs(
     """
     logprobs, entropy = _TokenLogprobs.apply(hidden, weight, targets, temperature, first_row, group)  # type: ignore[no-untyped-call]
     return logprobs, entropy
+
+
+def position_values(hidden: Tensor, weight: Tensor) -> Tensor:
+    """[R] float32 or wider: hidden [R, H] · weight [1, H], the same on every tensor-parallel rank.
+
+    The hidden states after the last layer are whole on each of them, so are the gradients: there is nothing to reduce.
+    """
+    return (_wide(hidden) @ _wide(weight).T)[:, 0]
 
 
 class _TokenLogprobs(torch.autograd.Function):

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from nereus_common.core.errors import InvalidInput, NotFound, UnsupportedByEngine
+from nereus_common.core.ids import Head
 from nereus_common.core.layout import Layout
 from nereus_common.core.plan import StagePlan
+from nereus_common.state.architecture import CLASSIFIER, check_labels, is_classifier
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+CAUSAL = "ForCausalLM"
+ARCHITECTURES = ("Llama", "Mistral", "Qwen2", "Qwen3")
+"""Decoders, with a vocabulary's head (`LlamaForCausalLM`) or a score head (`LlamaForSequenceClassification`)."""
 DTYPES = ("float32", "bfloat16")
 
 
@@ -29,9 +33,11 @@ def read_config(model_path: str) -> dict[str, Any]:
     return config
 
 
-def check_plan(config: Mapping[str, Any], stage: StagePlan) -> None:
-    """Raise UnsupportedByEngine, naming field and remedy, when no torch engine can run `stage` for the model."""
+def check_plan(config: Mapping[str, Any], stage: StagePlan, head: Head = Head.LM) -> None:
+    """Raise UnsupportedByEngine, naming field and remedy, when no torch engine can run `stage` for the model with
+    `head` on it."""
     _check_model(config)
+    _check_head(config, head)
     _check_layout(config, stage.layout)
     if stage.generation is not None:
         raise _refusal("generation", "the torch engines do not generate", "leave the generation limits out")
@@ -46,14 +52,25 @@ def check_plan(config: Mapping[str, Any], stage: StagePlan) -> None:
 
 
 def _check_model(config: Mapping[str, Any]) -> None:
-    names = config.get("architectures") or ["none"]
-    if names[0] not in ARCHITECTURES:
-        raise _refusal("architectures", f"architecture {names[0]}", f"known: {', '.join(ARCHITECTURES)}")
-    sliding = config.get("use_sliding_window", names[0] == "MistralForCausalLM") and config.get("sliding_window")
+    name = str((config.get("architectures") or ["none"])[0])
+    decoder = name.removesuffix(CAUSAL).removesuffix(CLASSIFIER)
+    if decoder not in ARCHITECTURES or decoder == name:
+        known = ", ".join(f"{one}{CAUSAL}, {one}{CLASSIFIER}" for one in ARCHITECTURES)
+        raise _refusal("architectures", f"architecture {name}", f"known: {known}")
+    sliding = config.get("use_sliding_window", decoder == "Mistral") and config.get("sliding_window")
     if sliding or "sliding_attention" in (config.get("layer_types") or ()):
         raise _refusal("sliding_window", "sliding-window attention", "use a model with full attention")
     if config.get("attention_dropout"):
         raise _refusal("attention_dropout", "dropout", "set attention_dropout to 0")
+
+
+def _check_head(config: Mapping[str, Any], head: Head) -> None:
+    """A score head goes on any decoder; log-probs need the vocabulary's, which a classifier does not have."""
+    if head is Head.SCORE:
+        check_labels(config)
+    elif is_classifier(config):
+        found = config["architectures"][0]
+        raise _refusal("architectures", f"log-probs of a {found}", "give a causal language model")
 
 
 def _check_layout(config: Mapping[str, Any], layout: Layout) -> None:

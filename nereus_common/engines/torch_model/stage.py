@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from nereus_common.core.ids import TensorName
-from nereus_common.engines.torch_model.head import token_logprobs
+from nereus_common.core.ids import Head, TensorName
+from nereus_common.engines.torch_model.head import position_values, token_logprobs
 from nereus_common.engines.torch_model.layer import Carried, add_and_norm, carry_residual
 from nereus_common.engines.torch_model.packs import PackTensors
 from nereus_common.engines.torch_model.world import World
@@ -32,23 +32,31 @@ class Body(nn.Module):
 
 
 class StageModel(nn.Module):
-    """Layers `layers` of a causal language model, with the embedding on the first stage and the head on the last.
+    """Layers `layers` of a decoder, with the embedding on the first stage and the head on the last.
 
-    `packs` is what the indices that `forward` takes refer to; a pipeline schedule passes tensors only.
+    `full` is a causal language model, or for a score head a sequence classifier with one label. `packs` is what the
+    indices that `forward` takes refer to; a pipeline schedule passes tensors only.
     """
 
-    def __init__(self, full: Any, layers: range, world: World, *, recompute: bool) -> None:
+    def __init__(self, full: Any, layers: range, world: World, *, head: Head, recompute: bool) -> None:
         super().__init__()
         self.model = Body(full.model, layers, world)
-        self.lm_head: nn.Module | None = full.lm_head if world.last_stage else None
+        self.lm_head: nn.Module | None = full.lm_head if world.last_stage and head is Head.LM else None
+        self.score: nn.Module | None = full.score if world.last_stage and head is Head.SCORE else None
         self.rotary: Callable[..., tuple[Tensor, Tensor]] | None = None
-        self.tied = bool(full.config.tie_word_embeddings)
+        self.head = head
+        self.tied = bool(full.config.tie_word_embeddings) and head is Head.LM
         self.hidden_size = int(full.config.hidden_size)
         self.recompute = recompute
         self.world = world
         self.first_row = 0
         self.temperature = 1.0
         self.packs: Sequence[PackTensors] = ()
+
+    @property
+    def output_rows(self) -> int:
+        """C of what the last stage gives, [1, C, R]: log-probs and entropies, or values alone."""
+        return 2 if self.head is Head.LM else 1
 
     def logical_name(self, parameter: str) -> TensorName:
         """The checkpoint's name; a tied head has none of its own."""
@@ -60,8 +68,8 @@ class StageModel(nn.Module):
             self.lm_head.weight = self.model.embed_tokens.weight
 
     def forward(self, value: Tensor, index: Tensor) -> Tensor:
-        """Token ids [1, T] or the previous stage's hidden states [1, T, H] → hidden states, or on the last stage the
-        log-probs and entropies [1, 2, R] of the targets of pack `index`."""
+        """Token ids [1, T] or the previous stage's hidden states [1, T, H] → hidden states, or on the last stage, of
+        pack `index`, the log-probs and entropies [1, 2, R] of its targets or the values [1, 1, R] at its rows."""
         pack = self.packs[int(index)]
         hidden = value if self.model.embed_tokens is None else self.model.embed_tokens(value)
         carried: Carried = (hidden, None)
@@ -70,7 +78,7 @@ class StageModel(nn.Module):
             carried = self._layer(layer, carried, rotation, pack)
         states, residual = carried
         assert residual is not None, "a stage has at least one layer"
-        return self._score(states, residual, pack) if self.lm_head is not None else states + residual
+        return self._predict(states, residual, pack) if self.world.last_stage else states + residual
 
     def _rotation(self, hidden: Tensor, pack: PackTensors) -> tuple[Tensor, Tensor]:
         """Cosines and sines, rounded as the sampler keeps them; wide, so that queries and keys are rounded once."""
@@ -87,10 +95,13 @@ class StageModel(nn.Module):
         output: Carried = checkpoint(run, *carried, use_reentrant=False) if again else run(*carried)
         return output
 
-    def _score(self, states: Tensor, residual: Tensor, pack: PackTensors) -> Tensor:
-        assert self.model.norm is not None and self.lm_head is not None
+    def _predict(self, states: Tensor, residual: Tensor, pack: PackTensors) -> Tensor:
+        assert self.model.norm is not None
         wanted, carried = (part[0].index_select(0, pack.rows) for part in (states, residual))
         rows, _ = add_and_norm(self.model.norm, wanted, carried)
+        if self.score is not None:
+            return position_values(rows, self.score.get_parameter("weight"))[None, None]
+        assert self.lm_head is not None
         weight = self.lm_head.weight
         logprobs, entropies = token_logprobs(
             rows,
