@@ -72,7 +72,7 @@ def read_columns(columns: Columns, loss: Loss, minibatches: int) -> RolloutBatch
         raise InvalidInput(f"rollout column minibatch has {min(unknown)} of {minibatches}", field="minibatch")
     given = {name: column for name, column in batch.columns().items() if len(column)}
     loss.check_columns(given.keys())
-    for name in _inputs(loss).values():
+    for name in _inputs(loss, batch).values():
         if batch.mask.any() and (name not in given or not np.isfinite(given[name][batch.mask]).all()):
             raise InvalidInput(
                 f"rollout column {name} lacks a finite value for some unmasked token",
@@ -92,7 +92,7 @@ def loss_columns(batch: RolloutBatch, loss: Loss, step: int) -> dict[str, Tensor
     """What the loss reads besides the model's output, [R] by its own names. `step`: the version that fresh tokens were
     sampled by."""
     mask = torch.as_tensor(batch.mask)
-    columns = {name: torch.as_tensor(getattr(batch, column)) for name, column in _inputs(loss).items()}
+    columns = {name: torch.as_tensor(getattr(batch, column)) for name, column in _inputs(loss, batch).items()}
     if isinstance(loss, PolicyLoss):
         columns["fresh"] = mask & torch.as_tensor(batch.versions == step)
         columns["sequence"] = torch.as_tensor(np.repeat(np.arange(batch.sequences), batch.response_lengths))
@@ -103,8 +103,9 @@ def minibatch_of(packs: Sequence[PackTensors], columns: Mapping[str, Tensor]) ->
     return Minibatch(packs, [_gather(pack, columns) for pack in packs])
 
 
-def _inputs(loss: Loss) -> Mapping[str, str]:
-    reads_reference = isinstance(loss, PolicyLoss) and loss.kl_beta
+def _inputs(loss: Loss, batch: RolloutBatch) -> Mapping[str, str]:
+    """Reference log-probs also where the loss only reports the distance from them."""
+    reads_reference = isinstance(loss, PolicyLoss) and (loss.kl_beta or len(batch.reference))
     return {**_INPUTS[type(loss)], **({"reference": "reference"} if reads_reference else {})}
 
 

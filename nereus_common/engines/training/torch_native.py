@@ -82,12 +82,12 @@ class TorchTrainingEngine:
         self._version = -1
         self._last: TrainStepResult | None = None
         self._partial: int | None = None
-        """The step of which some updates were made and not all."""
+        """The step whose updates have begun; while the version is -1 they are not all made."""
 
     @property
     def version(self) -> int:
         """-1 until loaded, and after a step that failed half way."""
-        return self._version if self._partial is None else -1
+        return self._version
 
     def load(self, version: int) -> None:
         """Fill this rank's boxes from the model folder, a score head that it lacks with zeros; zero moments."""
@@ -120,7 +120,7 @@ class TorchTrainingEngine:
             metrics = objective.metrics(self._world)
         metrics |= {"grad_norm": sum(norms) / len(norms), "grad_norm_max": max(norms), "updates": float(len(norms))}
         metrics["tokens"] = float(sum(spec.minibatch_tokens))
-        self._version, self._partial = spec.step + 1, None
+        self._version = spec.step + 1
         self._last = TrainStepResult(self._version, metrics, seconds, peak_bytes(self._device))
         return self._last
 
@@ -177,7 +177,7 @@ class TorchTrainingEngine:
             raise NotFound(f"{self._who} holds no version yet", remedy="load the unit first")
 
     def _check_whole(self) -> None:
-        if self._partial is not None:
+        if self._version < 0 and self._partial is not None:
             raise JobFailed(
                 f"{self._who}: step {self._partial} failed after some of its updates; the state belongs to no version",
                 remedy="load the unit again, or restore a checkpoint",
@@ -245,7 +245,7 @@ class TorchTrainingEngine:
                 step=spec.step,
             )
         clip(gradients, norm, spec.max_grad_norm)
-        self._partial = spec.step
+        self._version, self._partial = -1, spec.step
         self._optimizer.step(gradients, spec.learning_rate)
         return norm
 
