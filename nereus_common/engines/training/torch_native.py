@@ -74,9 +74,7 @@ class TorchTrainingEngine:
             self._device.type,
         )
         self._compute = TORCH_DTYPES[plan.dtypes.compute]
-        self._model = build_stage(
-            config.model_path, plan, self._world, self._device, train=True, head=config.head
-        )
+        self._model = build_stage(config.model_path, plan, self._world, self._device, train=True, head=config.head)
         self._shards = shards(self._model)
         self._optimizer = ShardOptimizer(self._shards, config.options.optimizer)
         self._version = -1
