@@ -11,6 +11,7 @@ import numpy as np
 
 from nereus_common.core.errors import InvalidInput
 from nereus_common.rl.rollouts import RolloutBatch, offsets
+from nereus_common.rl.weights import minibatches_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +88,23 @@ def assemble(groups: Sequence[Group]) -> RolloutBatch:
 
 
 def share_groups(batch: RolloutBatch, shares: int) -> tuple[tuple[int, ...], ...]:
-    """Cut a batch over `shares` units by whole groups, so that tokens are balanced (longest first, to the lightest).
+    """Cut a batch over `shares` units by whole groups, so that the tokens of every minibatch are balanced.
 
+    Within a minibatch the longest group goes first, to the unit with the fewest tokens of the minibatch, then of all.
     Every group is in exactly one share; a share lists its groups in batch order and may be empty.
     """
     tokens = np.diff(batch.prompt_offsets) + np.bincount(
         batch.group, weights=batch.response_lengths, minlength=batch.groups
     )
-    lightest = [(0.0, share) for share in range(shares)]
+    minibatch = minibatches_of(batch)
     members: list[list[int]] = [[] for _ in range(shares)]
-    for group in sorted(range(batch.groups), key=lambda index: (-tokens[index], index)):
-        load, share = heapq.heappop(lightest)
-        members[share].append(group)
-        heapq.heappush(lightest, (load + float(tokens[group]), share))
+    total = [0.0] * shares
+    for number in np.unique(minibatch):
+        lightest = [(0.0, load, share) for share, load in enumerate(total)]
+        heapq.heapify(lightest)
+        for group in sorted(np.flatnonzero(minibatch == number).tolist(), key=lambda index: (-tokens[index], index)):
+            load, _, share = heapq.heappop(lightest)
+            members[share].append(group)
+            total[share] += float(tokens[group])
+            heapq.heappush(lightest, (load + float(tokens[group]), total[share], share))
     return tuple(tuple(sorted(share)) for share in members)

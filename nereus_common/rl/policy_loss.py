@@ -142,15 +142,20 @@ class PolicyLoss:
         return whole[tokens.sequence]
 
     def _sums(self, loss: Tensor, tokens: TokenBatch, ratio: Tensor, clipped: Tensor, divergence: Tensor) -> LossSums:
-        """With `approx_kl` the k3 estimate of KL(sampler ‖ policy), `logprob_gap` the distance of their log-probs."""
-        moved = tokens.logprobs.detach() - tokens.behaviour
+        """With `approx_kl` the k3 estimate of KL(sampler ‖ policy).
+
+        `logprob_gap` is the distance of the sampler's log-probs from those of the policy before the step: what it
+        measures is kernels, not what the step has learnt so far.
+        """
+        assert tokens.proximal is not None
+        moved, gap = tokens.logprobs.detach() - tokens.behaviour, (tokens.proximal - tokens.behaviour).abs()
         means = {
             "clip_fraction": (ratio * tokens.advantages > clipped * tokens.advantages, tokens.counted),
             "approx_kl": (torch.exp(moved) - 1 - moved, tokens.counted),
             "reference_kl": (divergence, tokens.counted),
             "entropy": (tokens.entropy, tokens.counted),
             "ratio": (ratio, tokens.counted),
-            "logprob_gap": (moved.abs(), tokens.fresh),
+            "logprob_gap": (gap, tokens.fresh),
         }
-        largest = {"logprob_gap_max": (moved.abs(), tokens.fresh), "ratio_max": (ratio, tokens.counted)}
+        largest = {"logprob_gap_max": (gap, tokens.fresh), "ratio_max": (ratio, tokens.counted)}
         return LossSums.of(loss, means, largest)

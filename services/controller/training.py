@@ -11,6 +11,7 @@ from nereus.v1 import training_pb2
 from nereus.v1.training_pb2_grpc import TrainingServiceStub
 from nereus_common.rl.assembly import share_groups
 from nereus_common.rl.rollouts import RolloutBatch
+from nereus_common.rl.weights import minibatch_tokens
 from nereus_common.rpc import calling, chunks_from_columns
 from nereus_common.rpc.together import together
 
@@ -19,7 +20,10 @@ from .placed import PlacedStage, PlacedUnit
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One optimizer update: what TrainStepHeader says, without the shares."""
+    """The optimizer updates of one RL step: what TrainStepHeader says, without the shares.
+
+    The batch's column `minibatch` has values below `minibatches`, and may be empty where that is 1.
+    """
 
     step: int
     loss: Mapping[str, Any]
@@ -41,13 +45,14 @@ class Updated:
 
 
 class TrainingGroup:
-    """All replicas of one trained model; each gets whole groups, and all are called at once."""
+    """All replicas of one trained model; each gets whole groups of every minibatch, and all are called at once."""
 
     def __init__(self, stage: PlacedStage, timeout: float) -> None:
         self._stage = stage
         self._timeout = timeout
 
     async def step(self, batch: RolloutBatch, update: Update) -> Updated:
+        """All updates of a step on the whole batch, whose columns `weights` and `minibatch` were computed over it."""
         shares = share_groups(batch, len(self._stage.units))
         answers = await together(
             self._step_one(unit, batch, batch.select_groups(share), update)
@@ -75,6 +80,8 @@ class TrainingGroup:
             global_sequences=whole.sequences,
             temperature=update.temperature,
             pin_timeout_seconds=self._timeout / 2,
+            minibatch_tokens=minibatch_tokens(whole, update.minibatches),
+            epochs=update.epochs,
         )
 
         async def parts() -> AsyncIterator[training_pb2.TrainStepRequest]:

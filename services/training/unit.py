@@ -113,6 +113,7 @@ def _worker(spec: UnitSpec, rank: int, settings: HostSettings) -> WorkerSpec:
         rendezvous=engine_options.Rendezvous(meeting.host, meeting.port, meeting.prefix),
         options=_options(spec),
         seed=spec.seed,
+        head=spec.head,
         transport=settings.transport,
     )
     name = f"{spec.unit}.{rank}"

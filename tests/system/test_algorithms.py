@@ -85,13 +85,6 @@ def test_an_algorithm_runs_and_reports(client: SyncClient, tiny_model: Path, alg
     assert samples and all(sample["versions"] == [2, 2] for sample in samples)
 
 
-def test_the_first_update_has_ratio_one_and_later_ones_move(client: SyncClient, tiny_model: Path) -> None:
-    algorithm = {"name": "grpo", **BATCH, "minibatches": 2, "epochs": 2}
-    steps, _ = run(client, job_spec("ratio", tiny_model, engine="transformers", steps=1, algorithm=algorithm))
-    assert steps[0]["first_ratio_max"] == 1.0
-    assert steps[0]["ratio_max"] > 1.0
-
-
 def test_recorded_rollouts_replayed_under_another_plan_have_the_same_losses(
     client: SyncClient, tiny_model: Path
 ) -> None:

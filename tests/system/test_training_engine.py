@@ -168,14 +168,15 @@ def test_a_refused_step_changes_nothing_and_the_next_one_is_clean(model: Path, r
     columns, spec = batch.columns(), step_spec(batch)
     nan = batch.advantages.copy()
     nan[np.flatnonzero(batch.mask)[0]] = np.nan
+    kl = {"name": "policy", "kl_beta": 0.1}
     far_off = np.full(batch.mask.shape, 1e4, np.float32)
     wrong = [
         ({**columns, "advantages": nan}, spec),
         ({k: v for k, v in columns.items() if k != "mask"}, spec),
         (columns, replace(spec, loss={"name": "policy", "clip": 1})),
-        (columns, replace(spec, loss={"name": "policy", "kl_beta": 0.1})),
+        (columns, replace(spec, loss=kl)),
         (columns, replace(spec, minibatch_tokens=(batch.loss_tokens + 1,))),
-        ({**columns, "reference": far_off}, replace(spec, loss={"name": "policy", "kl_beta": 0.1})),
+        ({**columns, "reference": far_off}, replace(spec, loss={**kl, "kl_gradient": "plain"})),
     ]
     configs = rank_configs(model, make_plan("tp1.pp1.fs2"))
     outcomes = ranks.run(wrong_then_right, [(config, wrong, columns, spec) for config in configs])

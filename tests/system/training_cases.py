@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nereus_common.core.ids import DeviceId, TensorName
+from nereus_common.core.ids import DeviceId, Head, TensorName
 from nereus_common.core.layout import parse_replicated
 from nereus_common.core.plan import Dtypes, StagePlan
 from nereus_common.core.transfer import Box
@@ -23,11 +23,14 @@ from nereus_common.engines.training.base import (
     TrainStepResult,
     TrainStepSpec,
 )
+from nereus_common.rl.assembly import share_groups
 from nereus_common.rl.rollouts import RolloutBatch, offsets
-from nereus_common.rl.weights import loss_weights
+from nereus_common.rl.weights import Aggregation, cut_minibatches, loss_weights, minibatch_tokens, minibatches_of
 
 VOCABULARY = 131
 """Not a multiple of any degree."""
+LONGEST = 9
+"""Tokens of a response at most."""
 
 _BASE = {
     "vocab_size": VOCABULARY,
@@ -51,14 +54,15 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def save_model(name: str, folder: Path, max_shard_size: str = "1GB") -> Path:
+def save_model(name: str, folder: Path, max_shard_size: str = "1GB", head: Head = Head.LM) -> Path:
     """A random model of the named kind as a Hugging Face folder; every parameter is random, norms and biases too."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
     torch.manual_seed(11)
-    config = MODELS[name]
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config), dtype=torch.float32)
+    kind = AutoModelForCausalLM if head is Head.LM else AutoModelForSequenceClassification
+    config = AutoConfig.for_model(**MODELS[name], **({} if head is Head.LM else {"num_labels": 1}))
+    model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() == 1:
@@ -67,11 +71,18 @@ def save_model(name: str, folder: Path, max_shard_size: str = "1GB") -> Path:
     return folder
 
 
-def make_batch(seed: int = 3, groups: int = 6, per_group: int = 4, masked: float = 0.1) -> RolloutBatch:
+def make_batch(
+    seed: int = 3,
+    groups: int = 6,
+    per_group: int = 4,
+    masked: float = 0.1,
+    minibatches: int = 1,
+    aggregation: Aggregation = "token",
+) -> RolloutBatch:
     """Groups with prompts of 3–12 tokens and responses of 1–9; one whole sequence is masked."""
     rng = np.random.default_rng(seed)
     prompts = rng.integers(3, 13, groups)
-    lengths = rng.integers(1, 10, groups * per_group)
+    lengths = rng.integers(1, LONGEST + 1, groups * per_group)
     tokens = int(lengths.sum())
     mask = rng.random(tokens) >= masked
     response_offsets = offsets(lengths)
@@ -90,7 +101,17 @@ def make_batch(seed: int = 3, groups: int = 6, per_group: int = 4, masked: float
         rewards=rng.random(len(lengths)).astype(np.float32),
         advantages=np.where(mask, rng.standard_normal(tokens), np.nan).astype(np.float32),
     )
-    return batch.with_columns(weights=loss_weights(batch, 1, "token"))
+    return with_minibatches(
+        batch.with_columns(values=rng.standard_normal(tokens), returns=rng.standard_normal(tokens)),
+        minibatches,
+        aggregation,
+    )
+
+
+def with_minibatches(batch: RolloutBatch, minibatches: int, aggregation: Aggregation = "token") -> RolloutBatch:
+    """The columns that a controller computes last."""
+    cut = batch.with_columns(minibatch=cut_minibatches(batch.groups, minibatches)) if minibatches > 1 else batch
+    return cut.with_columns(weights=loss_weights(cut, minibatches, aggregation, longest=LONGEST))
 
 
 def make_plan(layout: str, dtype: str = "float32", microbatch_tokens: int = 96, **knobs: Any) -> StagePlan:
@@ -100,7 +121,11 @@ def make_plan(layout: str, dtype: str = "float32", microbatch_tokens: int = 96, 
 
 
 def rank_configs(
-    model: Path, plan: StagePlan, options: TrainingOptions | None = None, transport: str = "loopback"
+    model: Path,
+    plan: StagePlan,
+    options: TrainingOptions | None = None,
+    transport: str = "loopback",
+    head: Head = Head.LM,
 ) -> list[TrainingRankConfig]:
     """All ranks of all replicas, in world order, on a free port."""
     rendezvous = Rendezvous("127.0.0.1", free_port(), "test")
@@ -116,6 +141,7 @@ def rank_configs(
             chosen,
             transport=transport,
             collective_timeout=20.0,
+            head=head,
         )
         for replica in range(plan.replicas)
         for rank in range(plan.layout.ranks)
@@ -130,8 +156,8 @@ def free_port() -> int:
 
 
 def shares(batch: RolloutBatch, replicas: int) -> list[RolloutBatch]:
-    """Whole groups over replicas."""
-    return [batch.select_groups(range(replica, batch.groups, replicas)) for replica in range(replicas)]
+    """Whole groups over replicas, as a controller cuts them."""
+    return [batch.select_groups(share) for share in share_groups(batch, replicas)]
 
 
 def step_spec(batch: RolloutBatch, step: int = 0, **changed: Any) -> TrainStepSpec:
@@ -140,7 +166,7 @@ def step_spec(batch: RolloutBatch, step: int = 0, **changed: Any) -> TrainStepSp
         "loss": {"name": "policy", "tis_cap": 2.0},
         "learning_rate": 1e-3,
         "max_grad_norm": 0.5,
-        "minibatch_tokens": (batch.loss_tokens,),
+        "minibatch_tokens": minibatch_tokens(batch, int(minibatches_of(batch).max(initial=0)) + 1),
         "temperature": 0.9,
     }
     return TrainStepSpec(**{**values, **changed})

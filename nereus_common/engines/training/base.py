@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from nereus_common.core.ids import TensorName
+from nereus_common.core.ids import Head, TensorName
 from nereus_common.core.plan import StagePlan
 from nereus_common.core.transfer import Box
 from nereus_common.engines.options import Optimizer, Rendezvous
@@ -32,7 +32,8 @@ class TrainingOptions:
 class TrainingRankConfig:
     """One rank of one training unit. All units of the model-stage meet at `rendezvous`.
 
-    `collective_timeout` seconds bounds every wait for another rank.
+    `head` decides which loss it trains with: the vocabulary the policy's, the score the value's. `collective_timeout`
+    seconds bounds every wait for another rank.
     """
 
     unit: str
@@ -45,6 +46,7 @@ class TrainingRankConfig:
     seed: int = 0
     transport: str = "ucx"
     collective_timeout: float = 120.0
+    head: Head = Head.LM
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class TrainStepSpec:
     """The updates of one RL step: every minibatch, in order, once per epoch; from version `step` to `step + 1`.
 
     loss: {"name": "policy", …} or {"name": "value", …}. max_grad_norm: 0 for no clipping. minibatch_tokens: unmasked
-    response tokens of each minibatch, over all units.
+    response tokens of each minibatch, over all units; as many entries as the column `minibatch` has values.
     """
 
     step: int
@@ -63,10 +65,21 @@ class TrainStepSpec:
     epochs: int = 1
     temperature: float = 1.0
 
+    @property
+    def updates(self) -> int:
+        """Optimizer updates of the step."""
+        return self.epochs * len(self.minibatch_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class TrainStepResult:
-    """Metrics of the global batch, the same on every rank; seconds by phase and peak memory of this rank."""
+    """Metrics of the global batch, the same on every rank; seconds by phase and peak memory of this rank.
+
+    `loss` and `grad_norm` (before clipping) are means over the updates, `grad_norm_max` and those of the loss that end
+    in `_max` the largest of all updates. Every other metric of the loss is a mean over the tokens of all updates.
+    `logprob_gap` compares the sampler with the policy before the step on tokens of the step's own version. A mean over
+    no token, and the maximum beside it, are left out. `tokens`: unmasked ones of the batch; `updates`: how many.
+    """
 
     version: int
     metrics: Mapping[str, float]

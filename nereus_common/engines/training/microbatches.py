@@ -20,7 +20,8 @@ LossOf = Callable[[int, Tensor], Tensor]
 def accumulate_gradients(model: StageModel, packs: Sequence[PackTensors], loss_of: LossOf, dtype: torch.dtype) -> None:
     """Sum the gradients of all packs and reduce them once, at the end; at least as many packs as pipeline stages.
 
-    The parameters are gathered, and cast to the compute dtype `dtype`, at the first pack and dropped after the last.
+    The parameters are gathered, and cast to the compute dtype `dtype`, at the first pack unless a pass before did so,
+    and dropped after the last: the next update gathers what this one leaves.
     """
     model.packs = packs
     try:

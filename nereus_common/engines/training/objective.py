@@ -1,105 +1,83 @@
-"""The loss of a pack, and the running sums that become the step's metrics."""
+"""The loss of a pack, the policy before the step that it compares with, and the sums that become metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import chain
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nereus_common.core.errors import InvalidInput
-from nereus_common.engines.torch_model.packs import PackTensors
 from nereus_common.engines.torch_model.world import World
-from nereus_common.engines.training.base import Columns
+from nereus_common.engines.training.microbatches import LossOf
+from nereus_common.engines.training.share import Minibatch
+from nereus_common.rl.loss_sums import LossSums
 from nereus_common.rl.losses import Loss
 from nereus_common.rl.policy_loss import PolicyLoss, TokenBatch
-from nereus_common.rl.rollouts import RolloutBatch
-
-
-def read_columns(columns: Columns) -> RolloutBatch:
-    """The rollout batch; InvalidInput names a column without a finite value for every token of the loss."""
-    batch = RolloutBatch.from_columns(columns)
-    optional = {name: getattr(batch, name) for name in ("reference", "weights") if len(getattr(batch, name))}
-    for name, values in {"advantages": batch.advantages, "logprobs": batch.logprobs, **optional}.items():
-        if not np.isfinite(values[batch.mask]).all():
-            raise InvalidInput(
-                f"rollout column {name} lacks a finite value for some unmasked token",
-                remedy="compute it before the update, or mask the token",
-                field=name,
-            )
-    return batch
+from nereus_common.rl.value_loss import ValueBatch
 
 
 class Objective:
-    """Loss and metrics of one minibatch's share on this rank. `step`: the version that fresh tokens were sampled by."""
+    """What a step's updates minimise on this rank.
 
-    def __init__(
-        self,
-        loss: Loss,
-        batch: RolloutBatch,
-        packs: Sequence[PackTensors],
-        global_tokens: int,
-        step: int,
-        device: torch.device,
-    ) -> None:
-        assert isinstance(loss, PolicyLoss)
-        self._loss, self._packs, self._global_tokens, self._device = loss, packs, global_tokens, device
-        mask = torch.as_tensor(batch.mask)
-        owner = np.repeat(np.arange(batch.sequences), batch.response_lengths)
-        self._columns = {
-            "counted": mask,
-            "fresh": mask & torch.as_tensor(batch.versions == step),
-            "weight": torch.as_tensor(batch.weights),
-            "sequence": torch.as_tensor(owner),
-            "advantages": torch.as_tensor(batch.advantages),
-            "behaviour": torch.as_tensor(batch.logprobs),
-        }
-        if len(batch.reference):
-            self._columns["reference"] = torch.as_tensor(batch.reference)
-        self._means = {name: [0.0, 0.0] for name in loss.MEANS}
-        self._largest = dict.fromkeys(loss.LARGEST, 0.0)
-        self._totals = {"loss": 0.0, "tokens": 0.0}
+    Proximal log-probs, those of the policy before the step, are kept per pack on its device, in float32. For the first
+    minibatch they are what the first update's own forward gave; those of the other minibatches (`unseen`) must be
+    given to `remember` before the first update.
+    """
 
-    def __call__(self, index: int, scores: Tensor) -> Tensor:
-        """The differentiable loss of pack `index` from its log-probs and entropies [1, 2, R]."""
-        source = self._packs[index].source
-        real, place = source >= 0, source.clamp(min=0)
-        given = {
-            name: torch.where(real, column[place], torch.zeros((), dtype=column.dtype))
-            if len(column)
-            else torch.zeros(len(source), dtype=column.dtype)
-            for name, column in self._columns.items()
-        }
-        moved = {name: column.to(self._device) for name, column in given.items()}
-        outcome = self._loss(TokenBatch(logprobs=scores[0, 0], entropy=scores[0, 1].detach(), **moved))
-        for name, (total, count) in outcome.means.items():
-            self._means[name][0] += float(total)
-            self._means[name][1] += float(count)
-        for name, value in outcome.largest.items():
-            self._largest[name] = max(self._largest[name], float(value))
-        self._totals["loss"] += float(outcome.loss.detach())
-        self._totals["tokens"] += float(given["counted"].sum())
+    def __init__(self, loss: Loss, minibatches: Sequence[Minibatch], updates: int) -> None:
+        self._loss, self._minibatches, self._updates = loss, minibatches, updates
+        self._remembers = updates > 1 and isinstance(loss, PolicyLoss)
+        self._proximal: dict[tuple[int, int], Tensor] = {}
+        device = minibatches[0].packs[0].ids.device
+        self._sums = torch.zeros(1 + 2 * len(loss.MEANS), dtype=torch.float64, device=device)
+        self._largest = torch.zeros(len(loss.LARGEST), dtype=torch.float64, device=device)
+
+    def unseen(self) -> Iterator[tuple[int, Minibatch]]:
+        """Minibatches, with their numbers, that are first trained on when the policy has already moved."""
+        return iter(list(enumerate(self._minibatches))[1:] if self._remembers else ())
+
+    def remember(self, minibatch: int, pack: int, scores: Tensor) -> None:
+        """The policy's log-probs before the step, from its [1, 2, R] scores of a pack."""
+        self._proximal[minibatch, pack] = scores[0, 0].detach().clone()
+
+    def of(self, minibatch: int) -> LossOf:
+        """The differentiable loss by pack of the minibatch; calling it adds to the metrics."""
+        return partial(self._loss_of, minibatch)
+
+    def _loss_of(self, minibatch: int, pack: int, scores: Tensor) -> Tensor:
+        columns = self._minibatches[minibatch].columns[pack]
+        if isinstance(self._loss, PolicyLoss):
+            proximal = self._proximal.get((minibatch, pack))
+            if self._remembers and proximal is None:
+                self.remember(minibatch, pack, scores)
+            entropy = scores[0, 1].detach()
+            outcome = self._loss(TokenBatch(logprobs=scores[0, 0], entropy=entropy, proximal=proximal, **columns))
+        else:
+            outcome = self._loss(ValueBatch(values=scores[0, 0], **columns))
+        self._add(outcome)
         return outcome.loss
 
+    def _add(self, outcome: LossSums) -> None:
+        """Kept on the device: reading a number there would wait for the pack."""
+        pairs = chain.from_iterable(outcome.means[name] for name in self._loss.MEANS)
+        self._sums += torch.stack([value.detach().double() for value in (outcome.loss, *pairs)])
+        if self._loss.LARGEST:
+            found = torch.stack([outcome.largest[name].double() for name in self._loss.LARGEST])
+            self._largest = torch.maximum(self._largest, found)
+
     def metrics(self, world: World) -> dict[str, float]:
-        """Means over the minibatch, equal on every rank; InvalidInput when the token count was wrong."""
+        """As `TrainStepResult` says, of the loss alone; equal on every rank, which all call this."""
         speaks = world.last_stage and world.place.tp == 0
-        sums = (
-            torch.tensor([*self._totals.values(), *chain.from_iterable(self._means.values())], dtype=torch.float64)
-            * speaks
-        )
-        largest = torch.tensor(list(self._largest.values()), dtype=torch.float64) * speaks
+        sums, largest = self._sums.cpu() * speaks, self._largest.cpu() * speaks
         dist.all_reduce(sums)
-        dist.all_reduce(largest, dist.ReduceOp.MAX)
-        loss, tokens, *pairs = sums.tolist()
-        if tokens != self._global_tokens:
-            raise InvalidInput(
-                f"the batch has {tokens:.0f} unmasked tokens over all ranks, the step was told {self._global_tokens}",
-                remedy="count the unmasked tokens of the whole batch",
-                field="minibatch_tokens",
-            )
-        means = {name: pairs[2 * index] / max(pairs[2 * index + 1], 1.0) for index, name in enumerate(self._means)}
-        return {"loss": loss, **means, **dict(zip(self._largest, largest.tolist(), strict=True)), "tokens": tokens}
+        if len(largest):
+            dist.all_reduce(largest, dist.ReduceOp.MAX)
+        loss, *pairs = sums.tolist()
+        named = zip(self._loss.MEANS, pairs[::2], pairs[1::2], strict=True)
+        means = {name: total / count for name, total, count in named if count}
+        extremes = dict(zip(self._loss.LARGEST, largest.tolist(), strict=True))
+        kept = {name: value for name, value in extremes.items() if name.removesuffix("_max") in means}
+        return {"loss": loss / self._updates, **means, **kept}

@@ -84,6 +84,15 @@ def test_shares_are_balanced_by_tokens_not_by_groups() -> None:
     assert share_groups(batch, 2) == ((0,), (1, 2, 3, 4))
 
 
+def test_every_minibatch_is_balanced_by_itself_and_all_of_them_together() -> None:
+    def group(position: int, length: int) -> Group:
+        return Group(position, (1,), (Completion((2,) * length, (0.0,) * length, (0,) * length, True),))
+
+    batch = assemble([group(index, length) for index, length in enumerate([30, 10, 10, 10, 9, 8])])
+    cut = batch.with_columns(minibatch=np.array([0, 0, 1, 1, 2, 2]))
+    assert share_groups(cut, 2) == ((0, 3, 5), (1, 2, 4))
+
+
 def test_a_completion_has_one_log_prob_and_one_version_per_token() -> None:
     with pytest.raises(InvalidInput, match="2 tokens, 1 log-probs"):
         Completion((1, 2), (0.0,), (0, 0), True)
