@@ -119,12 +119,8 @@ class Checkpointer:
     async def _finish(self) -> None:
         """Wait for the checkpoint in flight, at most until its deadline, and count how it went."""
         writing, self._writing = self._writing, None
-        if writing is None:
-            return
-        try:
+        if writing is not None:
             await writing
-        finally:
-            writing.cancel()
 
     async def _write(self, progress: Progress, copied: float) -> None:
         started = time.monotonic()

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from nereus_controller.placed import PlacedStage, PlacedUnit
 from nereus_coordinator.jobs import PlacedJob, PlacedJobs
-from nereus_coordinator.placement import ModelSource, Placement
+from nereus_coordinator.placement import ModelSource, Placement, unit_specs
+from nereus_coordinator.remote_unit import RemoteUnit
 from nereus_inference.unit import InferenceUnit
 from nereus_training.servicer import TrainingServicer
 from nereus_training.unit import TrainingUnit
@@ -23,10 +24,11 @@ from nereus_common.registry import Device, ServiceRecord
 from nereus_common.registry.memory import MemoryRegistry
 from nereus_common.rpc.pool import Channels
 from nereus_common.rpc.server import RpcServer
-from nereus_common.stages.base import HostSettings, UnitHost, UnitSpec
+from nereus_common.stages.base import HostSettings, Rendezvous, UnitHost, UnitSpec, new_unit
 from nereus_common.stages.service import OnLost
 from nereus_common.stages.servicer import UnitServicer
 from nereus_common.stages.units import Units
+from tests.system.training_cases import free_port
 
 JOB = JobId("saved")
 DEVICES = [DeviceId("node0", f"cpu{slot}") for slot in range(6)]
@@ -38,8 +40,10 @@ class Services:
     """A training and an inference service on one node, and the coordinator that places jobs on them."""
 
     registry: MemoryRegistry
+    channels: Channels
     jobs: PlacedJobs
     units: dict[Stage, Units] = field(default_factory=dict)
+    targets: dict[Stage, str] = field(default_factory=dict)
     epoch: int = 0
 
     async def place(self, plan: Plan, model: Path, version: int = 0, checkpoint: Path | None = None) -> PlacedJob:
@@ -49,6 +53,17 @@ class Services:
         models = {name.model: ModelSource(name.model, str(model)) for name in plan.names}
         placement = Placement(JOB, self.epoch, plan, models, 0, version, str(checkpoint or ""))
         return await self.jobs.place(placement, SECONDS)
+
+    async def prepare_beside(self, model: Path, stage: str = "actor_training") -> RemoteUnit:
+        """A prepared unit of another job, not loaded."""
+        plan = plan_of(**{stage: "tp1.pp1.fs1"})
+        (name,) = plan.names
+        placement = Placement(JobId("beside"), 1, plan, {name.model: ModelSource(name.model, str(model))}, 0)
+        (spec,) = unit_specs(placement, lambda prefix: Rendezvous("127.0.0.1", free_port(), prefix))
+        target = self.targets[name.stage]
+        unit = RemoteUnit(new_unit(spec), target, self.channels.get(target))
+        await unit.prepare(spec, SECONDS)
+        return unit
 
     def pids(self) -> list[int]:
         """Of the training workers, in rank order."""
@@ -61,7 +76,7 @@ async def stage_services(logs: Path) -> AsyncIterator[Services]:
     for device in DEVICES:
         await registry.put_device(Device(device, "cpu", 8 << 30))
     async with Channels() as channels:
-        services = Services(registry, PlacedJobs(registry, channels))
+        services = Services(registry, channels, PlacedJobs(registry, channels))
         services.jobs.lead(1)
         servers = [await _serve(stage, services, logs) for stage in (Stage.TRAINING, Stage.INFERENCE)]
         try:
@@ -89,6 +104,7 @@ async def _serve(stage: Stage, services: Services, logs: Path) -> RpcServer:
     if stage is Stage.TRAINING:
         server.add(add_TrainingServiceServicer_to_server, TrainingServicer(units))
     await server.start()
+    services.targets[stage] = server.target
     record = ServiceRecord(str(stage), str(stage), server.target, "node0", (), "")
     await services.registry.announce_service(record, str(stage), ttl=3600.0)
     return server

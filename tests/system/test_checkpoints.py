@@ -29,6 +29,7 @@ from tests.system.training_cases import make_batch, save_model
 pytestmark = pytest.mark.timeout(600)
 
 ONE = plan_of(actor_training="tp1.pp1.fs1", actor_inference="tp1.pp1.fs1")
+ALONE = plan_of(actor_training="tp1.pp1.fs1")
 OTHER = plan_of(actor_training="tp2.pp1.fs1 x2", actor_inference="tp2.pp1.fs1")
 BATCH = make_batch()
 
@@ -141,7 +142,7 @@ def block_writing(monkeypatch: pytest.MonkeyPatch) -> Block:
 async def test_training_goes_on_while_a_checkpoint_is_written(
     services: Services, model: Path, tmp_path: Path, block_writing: Block
 ) -> None:
-    job = Job(await services.place(ONE, model), model, tmp_path / "saved")
+    job = Job(await services.place(ALONE, model), model, tmp_path / "saved")
     await job.train(0)
     blocked = block_writing()
     await job.checkpointer.after_step(Progress(1, 8))
@@ -160,7 +161,7 @@ async def test_training_goes_on_while_a_checkpoint_is_written(
 async def test_a_process_killed_while_it_writes_leaves_the_old_checkpoint_the_newest(
     services: Services, model: Path, tmp_path: Path, block_writing: Block
 ) -> None:
-    job = Job(await services.place(ONE, model), model, tmp_path / "saved")
+    job = Job(await services.place(ALONE, model), model, tmp_path / "saved")
     await job.train(0)
     await job.save(1)
     await job.train(1)
@@ -178,7 +179,7 @@ async def test_a_process_killed_while_it_writes_leaves_the_old_checkpoint_the_ne
     assert "was killed by SIGKILL" in job.told[-1][1]["message"]
     assert newest(job.root) == (job.root / "step-00000001", Progress(1, 8))
 
-    resumed = Job(await services.place(ONE, model, 1, job.root / "step-00000001"), model, job.root)
+    resumed = Job(await services.place(ALONE, model, 1, job.root / "step-00000001"), model, job.root)
     await resumed.train(1)
     await resumed.save(2)
     assert sorted(path.name for path in job.root.iterdir()) == ["step-00000001", "step-00000002"]
@@ -186,7 +187,7 @@ async def test_a_process_killed_while_it_writes_leaves_the_old_checkpoint_the_ne
 
 async def test_the_second_failure_in_a_row_ends_the_job(services: Services, model: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    job = Job(await services.place(ONE, model), model, tmp_path / "file" / "saved")
+    job = Job(await services.place(ALONE, model), model, tmp_path / "file" / "saved")
     await job.train(0)
     await job.checkpointer.after_step(Progress(1, 8))
     await job.train(1)
@@ -197,7 +198,7 @@ async def test_the_second_failure_in_a_row_ends_the_job(services: Services, mode
 
 
 async def test_a_version_that_is_not_held_cannot_be_copied(services: Services, model: Path, tmp_path: Path) -> None:
-    job = Job(await services.place(ONE, model), model, tmp_path / "saved")
+    job = Job(await services.place(ALONE, model), model, tmp_path / "saved")
     with pytest.raises(StaleVersion, match="holds version 0, not 4"):
         await job.checkpointer.after_step(Progress(4, 32))
 
@@ -205,21 +206,30 @@ async def test_a_version_that_is_not_held_cannot_be_copied(services: Services, m
 async def test_a_damaged_or_unfit_checkpoint_is_refused_by_name_and_nothing_is_left(
     services: Services, model: Path, tmp_path: Path
 ) -> None:
-    job = Job(await services.place(ONE, model), model, tmp_path / "saved")
+    job = Job(await services.place(ALONE, model), model, tmp_path / "saved")
     await job.train(0)
     folder = await job.save(1)
     file = folder / "actor" / "rank-0000.safetensors"
     whole = file.read_bytes()
+    unit = await services.prepare_beside(model)
+    file.rename(file.with_suffix(".lost"))
+    for version, where, kind, said in (
+        (2, folder, InvalidInput, "holds version 1, not 2"),
+        (1, folder, NotFound, r"rank-0000.safetensors"),
+        (1, tmp_path / "nowhere", NotFound, r"manifest.json"),
+    ):
+        with pytest.raises(kind, match=said):
+            await unit.load(version, SECONDS, str(where))
+    file.with_suffix(".lost").rename(file)
+    await unit.load(1, SECONDS, str(folder))
 
-    with pytest.raises(InvalidInput, match="holds version 1, not 2"):
-        await services.place(ONE, model, 2, folder)
     file.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
     with pytest.raises(VerificationFailed, match=r"(parameters|exp_avg|exp_avg_sq) of actor are not what .* made of"):
-        await services.place(ONE, model, 1, folder)
-    file.unlink()
-    with pytest.raises(NotFound, match=r"rank-0000.safetensors"):
-        await services.place(ONE, model, 1, folder)
-    with pytest.raises(NotFound, match=r"manifest.json"):
-        await services.place(ONE, model, 1, tmp_path / "nowhere")
+        await services.place(ALONE, model, 1, folder)
     assert not await services.registry.grants()
-    assert not services.pids()
+
+
+async def test_only_training_units_take_a_checkpoint(services: Services, model: Path, tmp_path: Path) -> None:
+    unit = await services.prepare_beside(model, "actor_inference")
+    with pytest.raises(InvalidInput, match="does not train"):
+        await unit.load(1, SECONDS, str(tmp_path))
