@@ -46,7 +46,7 @@ class GenerationUnit:
 
     async def load(self, version: int, timeout: float, checkpoint: str = "") -> None:
         """Fill from the model folder: for a model that nobody trains."""
-        await self._workers.call_each("load", version, timeout=timeout)
+        await self._workers.call_each("load", version, timeout, timeout=timeout)
 
     async def describe(self, timeout: float) -> Holding:
         (ranks,) = await self._workers.call_each("describe", timeout=timeout)

@@ -22,7 +22,7 @@ from nereus_common.engines.generation.base import GenerationRequest, Sampling
 from nereus_common.rl.rollouts import RolloutBatch
 from nereus_common.transport import Transport, open_transport
 from tests.system.checkpoint_cases import UPDATES, save
-from tests.system.generation_units import PROMPT, Reference, Unit, plan
+from tests.system.generation_units import CALL_SECONDS, PROMPT, Reference, Unit, plan
 from tests.system.rank_processes import RankProcesses
 from tests.system.training_cases import assemble, make_batch, make_plan, rank_configs, step_spec, update, warm_state
 from tests.unit.checkpoints.checkpoint_cases import entry, manifest
@@ -106,7 +106,7 @@ async def test_vllm_loads_it_and_says_what_transformers_says(
     folder = export(checkpoint, tmp_path / "out").folder
     unit = await Unit.start(folder, tmp_path, source, stage=plan())
     try:
-        await unit.call("load", 0)
+        await unit.call("load", 0, CALL_SECONDS)
         await unit.call("commit", 0)
         request = GenerationRequest("greedy", PROMPT, Sampling(max_tokens=16, temperature=0.0))
         ((tokens, _),) = await unit.samples(request)
