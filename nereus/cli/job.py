@@ -1,4 +1,4 @@
-"""`nereus job …`: submit, list, get, watch, cancel."""
+"""`nereus job …`: submit, list, get, watch, cancel, export."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 import yaml
 from rich.table import Table
 
+from nereus.cli.export import export
 from nereus.cli.options import DataDir, Json, Target
 from nereus.cli.output import BAD_INPUT, FAILED, console, notes, print_json, speaks_plainly
 from nereus.cli.progress import follow
@@ -17,6 +18,7 @@ from nereus.types import Job
 from nereus_common.core.errors import InvalidInput
 
 app = typer.Typer(help="Submit and follow jobs.", no_args_is_help=True)
+app.command()(export)
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
 

@@ -89,6 +89,10 @@ class CheckpointSpec(Section):
     resume: Literal["auto", "manual"] = "manual"
     attempts: PositiveInt = 3
 
+    def root(self, job: str, job_folder: Path) -> Path:
+        """Where the checkpoints of job `job`, whose own folder is `job_folder`, lie."""
+        return job_folder / "checkpoints" if self.folder is None else self.folder / job
+
 
 class RolloutsSpec(Section):
     """`record`: keep every step's rollouts in the job's folder. `replay`: take them from such a folder instead of

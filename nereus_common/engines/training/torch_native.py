@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from nereus_common.checkpoints.reader import CheckpointReader
+from nereus_common.checkpoints.state import BoxState, Digests
 from nereus_common.core.errors import JobFailed, NotFound, StaleVersion
 from nereus_common.core.ids import Head, TensorName
 from nereus_common.core.transfer import Box
@@ -49,6 +51,7 @@ from nereus_common.engines.training.share import (
     read_columns,
     wanted_tokens,
 )
+from nereus_common.engines.training.snapshot import fill, owned_states
 from nereus_common.rl.packing import common_shape, pack_for_ranks
 from nereus_common.rl.rollouts import RolloutBatch
 
@@ -92,6 +95,21 @@ class TorchTrainingEngine:
         load_shards(Path(self._config.model_path), self._shards, new_head=self._config.head is Head.SCORE)
         self._optimizer.reset()
         self._changed(version)
+
+    def restore(self, version: int, checkpoint: Path, model: str) -> Digests:
+        """Fill this rank's boxes, parameters and optimizer state, from the checkpoint of `model`, whatever layout wrote
+        it; returns the digests of what the rank then owns within its unit. Raises what `CheckpointReader` raises."""
+        moments = self._optimizer.moments()
+        with CheckpointReader(checkpoint, model) as reader:
+            fill(self._shards, moments, reader)
+        self._changed(version)
+        return Digests.of(self.snapshot(version))
+
+    def snapshot(self, version: int) -> Iterator[BoxState]:
+        """Copies of what this rank owns within its unit, one tensor at a time; StaleVersion at another version."""
+        if version != self._version:
+            raise StaleVersion(f"{self._who} holds version {self._version}, not {version}")
+        return owned_states(self._model, self._shards, self._optimizer.moments())
 
     def train_step(self, spec: TrainStepSpec, columns: Columns) -> TrainStepResult:
         """All updates of a step on this unit's share of the batch, with all ranks of all units; a repeat returns the
