@@ -14,15 +14,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nereus import errors
     from nereus.client import Client, JobHandle
-    from nereus.events import Evaluation, JobEvent, JobState, LogLine, StateChange, StepReport, SyncReport
+    from nereus.events import (
+        Checkpoint,
+        Evaluation,
+        JobEvent,
+        JobState,
+        LogLine,
+        Restart,
+        StateChange,
+        StepReport,
+        SyncReport,
+    )
     from nereus.spec import JobSpec
-    from nereus.spec_file import load_spec
+    from nereus.spec_file import load_plan, load_spec
     from nereus.sync import SyncClient, SyncJobHandle
-    from nereus.types import ClusterStatus, Device, Job, Service
+    from nereus.types import ClusterStatus, Device, Job, Sample, Service
     from nereus_common.core.plan import Plan
     from nereus_common.rl.rewards import RewardInput
 
 _WHERE = {
+    "Checkpoint": "nereus.events",
     "Client": "nereus.client",
     "ClusterStatus": "nereus.types",
     "Device": "nereus.types",
@@ -35,16 +46,20 @@ _WHERE = {
     "LogLine": "nereus.events",
     "Plan": "nereus_common.core.plan",
     "RewardInput": "nereus_common.rl.rewards",
+    "Restart": "nereus.events",
+    "Sample": "nereus.types",
     "Service": "nereus.types",
     "StateChange": "nereus.events",
     "StepReport": "nereus.events",
     "SyncClient": "nereus.sync",
     "SyncJobHandle": "nereus.sync",
     "SyncReport": "nereus.events",
+    "load_plan": "nereus.spec_file",
     "load_spec": "nereus.spec_file",
 }
 
 __all__ = [
+    "Checkpoint",
     "Client",
     "ClusterStatus",
     "Device",
@@ -56,7 +71,9 @@ __all__ = [
     "JobState",
     "LogLine",
     "Plan",
+    "Restart",
     "RewardInput",
+    "Sample",
     "Service",
     "StateChange",
     "StepReport",
@@ -64,6 +81,7 @@ __all__ = [
     "SyncJobHandle",
     "SyncReport",
     "errors",
+    "load_plan",
     "load_spec",
 ]
 

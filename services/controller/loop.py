@@ -26,6 +26,7 @@ from nereus_common.rl.statistics import wilson
 from nereus_common.rl.weights import loss_weights
 
 from .generation import GenerationPool, Sampling
+from .progress import Progress
 from .training import InferenceGroup, TrainingGroup, Update, Updated
 
 Emit = Callable[[str, Mapping[str, Any]], Awaitable[None]]
@@ -64,6 +65,7 @@ class Parts:
     decode: Decode
     sync: Callable[[int], Awaitable[Synced]]
     emit: Emit
+    after_step: Callable[[Progress], Awaitable[None]]
     stop_token_ids: tuple[int, ...]
 
 
@@ -87,13 +89,14 @@ class RlLoop:
         self._spec = spec
         self._parts = parts
 
-    async def run(self, first_step: int = 0) -> None:
+    async def run(self, start: Progress) -> None:
         evaluation = self._spec.evaluation
-        if evaluation.before and first_step == 0:
-            await self._evaluate("before", first_step)
-        for step in range(first_step, self._spec.steps):
+        if evaluation.before and start.step == 0:
+            await self._evaluate("before", 0)
+        for step in range(start.step, self._spec.steps):
             await self._step(step)
             done = step + 1
+            await self._parts.after_step(Progress(done, done * self._spec.algorithm.groups_per_step))
             if evaluation.every and done % evaluation.every == 0 and done < self._spec.steps:
                 await self._evaluate("step", done)
         if evaluation.after:

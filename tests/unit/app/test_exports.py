@@ -14,9 +14,9 @@ from nereus_common.core import errors as core_errors
 pytestmark = pytest.mark.fast
 
 EXPORTED = {
-    "Client", "ClusterStatus", "Device", "Evaluation", "Job", "JobEvent", "JobHandle", "JobSpec", "JobState", "LogLine",
-    "Plan", "RewardInput", "Service", "StateChange", "StepReport", "SyncClient", "SyncJobHandle", "SyncReport",
-    "errors", "load_spec",
+    "Checkpoint", "Client", "ClusterStatus", "Device", "Evaluation", "Job", "JobEvent", "JobHandle", "JobSpec",
+    "JobState", "LogLine", "Plan", "Restart", "RewardInput", "Sample", "Service", "StateChange", "StepReport",
+    "SyncClient", "SyncJobHandle", "SyncReport", "errors", "load_plan", "load_spec",
 }  # fmt: skip
 HEAVY = ("torch", "grpc", "vllm", "transformers", "redis", "ucxx", "numpy", "pydantic", "nereus_controller")
 

@@ -1,0 +1,152 @@
+"""One attempt at a job: wait for the services, clear away what an earlier one left, place, run the loop, release."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nereus.spec import JobSpec
+from nereus_common.core.errors import NereusError, NotFound
+from nereus_common.core.ids import JobId
+from nereus_common.core.plan import Plan
+from nereus_common.core.workflow import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE
+from nereus_common.engines.rewards import RewardPool, WeightedReward
+from nereus_common.engines.tokenizer import ChatTokenizer
+from nereus_common.planning.default import default_plan
+from nereus_common.registry import JobState
+from nereus_common.rl.prompts import OrderedPrompts
+from nereus_common.rl.rewards import RewardInput
+
+from .attempts import Start
+from .coordinator import Coordinator
+from .generation import GenerationPool
+from .journal import JobJournal
+from .loop import Parts, RlLoop, Synced
+from .placed import PlacedJob
+from .progress import Progress
+from .readiness import await_services, needs_of
+from .surroundings import Surroundings
+from .training import InferenceGroup, TrainingGroup
+
+log = logging.getLogger(__name__)
+
+
+class Attempt:
+    """Its units have an epoch that no earlier attempt had. Whatever happens, they are released.
+
+    `patience`: seconds that it waits for services that are not there.
+    """
+
+    def __init__(
+        self, job: JobId, spec: JobSpec, around: Surroundings, journal: JobJournal, start: Start, patience: float
+    ) -> None:
+        self._job = job
+        self._spec = spec
+        self._around = around
+        self._journal = journal
+        self._start = start
+        self._patience = patience
+        self._epoch = 0
+
+    async def run(self) -> None:
+        """Returns when all steps are done."""
+        await self._journal.set_state(JobState.PLACING)
+        spec = self._spec
+        tokenizer = await asyncio.to_thread(ChatTokenizer, Path(spec.model("actor").path))
+        questions = await asyncio.to_thread(spec.prompts.open, spec.seed, spec.evaluation.size)
+        prompts = OrderedPrompts(questions, tokenizer, spec.seed)
+        rewards = RewardPool(self._job, [_weighted(entry) for entry in spec.rewards], self._around.folder(self._job))
+        plan = spec.explicit_plan or await self._default_plan()
+        coordinator = await self._coordinator(plan)
+        await coordinator.release(self._job, spec.deadlines.release)
+        try:
+            await rewards.start(timeout=spec.deadlines.score)
+            placed = await self._place(coordinator, plan)
+            loop = RlLoop(spec, self._parts(coordinator, placed, prompts, rewards, tokenizer))
+            await loop.run(self._start.progress)
+        finally:
+            await rewards.close()
+            await asyncio.shield(self._release(coordinator))
+
+    async def _place(self, coordinator: Coordinator, plan: Plan) -> PlacedJob:
+        self._epoch = await self._next_epoch()
+        placed, synced = await coordinator.place(self._job, self._epoch, plan, self._spec, self._around.channels)
+        await self._journal.set_state(
+            JobState.RUNNING, epoch=self._epoch, plan=json.loads(plan.to_json()), plan_id=plan.id
+        )
+        for report in synced:
+            await self._journal.emit("sync", {"version": self._start.progress.step, **report.told()})
+        return placed
+
+    def _parts(
+        self,
+        coordinator: Coordinator,
+        placed: PlacedJob,
+        prompts: OrderedPrompts,
+        rewards: RewardPool,
+        tokenizer: ChatTokenizer,
+    ) -> Parts:
+        deadlines = self._spec.deadlines
+
+        async def score(samples: Sequence[RewardInput]) -> list[float]:
+            return await rewards.score(samples, timeout=deadlines.score)
+
+        async def sync(version: int) -> Synced:
+            return await coordinator.sync(self._job, self._epoch, "actor", version, deadlines.sync)
+
+        reference = placed.get(REFERENCE_INFERENCE)
+        return Parts(
+            generation=GenerationPool(placed[ACTOR_GENERATION], deadlines.generate),
+            training=TrainingGroup(placed[ACTOR_TRAINING], deadlines.train),
+            reference=InferenceGroup(reference, deadlines.score) if reference else None,
+            prompts=prompts,
+            score=score,
+            decode=tokenizer.decode,
+            sync=sync,
+            emit=self._journal.emit,
+            after_step=self._after_step,
+            stop_token_ids=(tokenizer.eos_token_id,),
+        )
+
+    async def _after_step(self, progress: Progress) -> None:
+        return
+
+    async def _next_epoch(self) -> int:
+        """One above the last that was committed, so that calls of an earlier attempt are refused."""
+        try:
+            return (await self._around.registry.get_plan(self._job)).epoch + 1
+        except NotFound:
+            return 1
+
+    async def _coordinator(self, plan: Plan | None) -> Coordinator:
+        return await find_coordinator(self._around, self._journal, plan, self._patience)
+
+    async def _default_plan(self) -> Plan:
+        devices = sorted(device.id for device in await self._around.registry.devices())
+        return default_plan(devices, self._spec.model_stages)
+
+    async def _release(self, coordinator: Coordinator) -> None:
+        try:
+            await coordinator.release(self._job, self._spec.deadlines.release)
+        except NereusError as error:
+            log.error("job %s: its units were not released: %s", self._job, error)
+
+
+async def find_coordinator(
+    around: Surroundings, journal: JobJournal, plan: Plan | None, patience: float
+) -> Coordinator:
+    """The coordinator, once it and every service that `plan` needs answer. Unavailable after `patience` seconds."""
+
+    async def waiting(text: str) -> None:
+        await journal.emit("log", {"level": "warning", "message": text})
+
+    found = await await_services(around.registry, around.channels, needs_of(plan), patience, waiting)
+    return Coordinator(found.target, around.channels.get(found.target))
+
+
+def _weighted(entry: Any) -> WeightedReward:
+    return WeightedReward(entry.name, entry.weight, entry.timeout_seconds)

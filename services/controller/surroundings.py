@@ -1,0 +1,32 @@
+"""What every job of this controller shares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nereus.spec import JobSpec
+from nereus_common.core.ids import JobId
+from nereus_common.registry import Registry
+from nereus_common.rpc.pool import Channels
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """`clock` gives seconds since the Unix epoch."""
+
+    registry: Registry
+    channels: Channels
+    jobs_folder: Path
+    clock: Callable[[], float] = time.time
+
+    def folder(self, job: JobId) -> Path:
+        """What a job writes goes here."""
+        return self.jobs_folder / job
+
+    def checkpoints(self, job: JobId, spec: JobSpec) -> Path:
+        """Its checkpoints go here."""
+        chosen = spec.checkpoint.folder
+        return self.folder(job) / "checkpoints" if chosen is None else chosen / job
