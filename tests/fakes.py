@@ -26,7 +26,7 @@ class ScriptedHost:
     async def prepare(self, timeout: float) -> None:
         await self._do("prepare")
 
-    async def load(self, version: int, timeout: float) -> None:
+    async def load(self, version: int, timeout: float, checkpoint: str = "") -> None:
         await self._do("load")
 
     async def describe(self, timeout: float) -> Holding:

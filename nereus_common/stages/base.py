@@ -96,8 +96,11 @@ class UnitHost(Protocol):
     async def prepare(self, timeout: float) -> None:
         """Start processes and engine, on empty storage."""
 
-    async def load(self, version: int, timeout: float) -> None:
-        """Fill from the model folder; the state becomes `version`."""
+    async def load(self, version: int, timeout: float, checkpoint: str = "") -> None:
+        """Fill from the model folder, or from a complete checkpoint's; the state becomes `version`.
+
+        Only training units are given a checkpoint. VerificationFailed when the state is not the one that was saved.
+        """
 
     async def describe(self, timeout: float) -> Holding: ...
 

@@ -54,7 +54,8 @@ class UnitServicer(UnitServiceServicer):
 
     async def LoadUnit(self, request: pb.LoadUnitRequest, context: Context) -> pb.LoadUnitResponse:
         timeout = time_left(context, self._limit)
-        await self._units.load(UnitId(request.unit_id), request.epoch, request.version, timeout)
+        unit = UnitId(request.unit_id)
+        await self._units.load(unit, request.epoch, request.version, timeout, request.checkpoint)
         return pb.LoadUnitResponse()
 
     async def DescribeBoxes(self, request: pb.DescribeBoxesRequest, context: Context) -> pb.DescribeBoxesResponse:

@@ -12,13 +12,14 @@ from nereus_common.core.emu import Event, Phase, Unit, step
 from nereus_common.core.errors import (
     Conflict,
     IllegalTransition,
+    InvalidInput,
     NereusError,
     NotFound,
     ProcessLost,
     StaleEpoch,
     VerificationFailed,
 )
-from nereus_common.core.ids import UnitId
+from nereus_common.core.ids import Stage, UnitId
 from nereus_common.stages.base import Holding, PullOrder, RankPulled, UnitHost, UnitSpec, new_unit
 
 log = logging.getLogger(__name__)
@@ -87,14 +88,21 @@ class Units:
                 entry.apply(Event.PREPARED)
             return entry.host.pids
 
-    async def load(self, unit: UnitId, epoch: int, version: int, timeout: float) -> None:
+    async def load(self, unit: UnitId, epoch: int, version: int, timeout: float, checkpoint: str = "") -> None:
+        """Fill the unit from its model folder or, when it trains, from a checkpoint."""
         entry = self._entry(unit, epoch)
+        if checkpoint and entry.spec.model_stage.stage is not Stage.TRAINING:
+            raise InvalidInput(
+                f"unit {unit} does not train, and checkpoints hold the state of trained models",
+                remedy="load it from its model folder, or sync it from its training units",
+                field="checkpoint",
+            )
         async with self._operation(entry):
             if entry.staged == version:
                 return
             entry.apply(Event.LOAD_STARTED)
             try:
-                await entry.host.load(version, timeout)
+                await entry.host.load(version, timeout, checkpoint)
             except NereusError:
                 entry.apply(Event.LOAD_FAILED)
                 raise

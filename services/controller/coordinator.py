@@ -37,9 +37,19 @@ class Coordinator:
         return CoordinatorServiceStub(self.channel)
 
     async def place(
-        self, job: JobId, epoch: int, plan: Plan, spec: JobSpec, channels: Channels
+        self,
+        job: JobId,
+        epoch: int,
+        plan: Plan,
+        spec: JobSpec,
+        channels: Channels,
+        version: int = 0,
+        checkpoint: str = "",
     ) -> tuple[PlacedJob, Sequence[Synced]]:
-        """Create all units of the plan; returns them with what the first weight syncs moved."""
+        """Create all units of the plan; returns them with what the first weight syncs moved.
+
+        `checkpoint`: a complete one's folder, which holds the trained models at `version`; "": their model folders.
+        """
         timeout = spec.deadlines.place
         request = pb.PlaceJobRequest(
             job_id=job,
@@ -48,6 +58,8 @@ class Coordinator:
             models=[_model(spec, name) for name in sorted({stage.model for stage in plan.names})],
             timeout_seconds=timeout,
             seed=spec.seed,
+            version=version,
+            checkpoint=checkpoint,
         )
         with calling("PlaceJob", self.target):
             answer = await self._stub.PlaceJob(request, timeout=timeout + MARGIN)

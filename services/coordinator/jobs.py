@@ -116,11 +116,12 @@ class PlacedJobs:
         await together(unit.prepare(spec, timeout) for unit, spec in zip(units, specs, strict=True))
         await self._advance(units, Event.PREPARED)
         loaded = [unit for unit in units if loads_from_folder(placement.plan, unit.unit.model_stage)]
-        await together(self._load(unit, timeout) for unit in loaded)
+        await together(self._load(unit, placement, timeout) for unit in loaded)
         syncs = {model: _sync_of(model, units, placement) for model in synced_models(placement.plan)}
-        reports = [await one.run(0, timeout, f"{placement.job}.e{placement.epoch}.place") for one in syncs.values()]
+        version, transition = placement.version, f"{placement.job}.e{placement.epoch}.place"
+        reports = [await one.run(version, timeout, transition) for one in syncs.values()]
         await self._advance(units, Event.LOAD_STARTED, Event.LOADED)
-        await self._advance(units, Event.COMMITTED, version=0)
+        await self._advance(units, Event.COMMITTED, version=version)
         epoch = await self._registry.commit_plan(placement.job, placement.epoch - 1, placement.plan, fence=self._fence)
         log.info("job %s placed at epoch %d: plan %s", placement.job, epoch, placement.plan.id)
         return PlacedJob(placement, units, syncs, reports)
@@ -158,9 +159,10 @@ class PlacedJobs:
             )
         return RemoteUnit(new_unit(spec), target, self._channels.get(target))
 
-    async def _load(self, unit: RemoteUnit, timeout: float) -> None:
-        await unit.load(0, timeout)
-        await unit.commit(0, timeout)
+    async def _load(self, unit: RemoteUnit, placement: Placement, timeout: float) -> None:
+        trains = unit.unit.model_stage.stage is Stage.TRAINING
+        await unit.load(placement.version, timeout, placement.checkpoint if trains else "")
+        await unit.commit(placement.version, timeout)
 
     async def _advance(self, units: Iterable[RemoteUnit], *events: Event, version: int | None = None) -> None:
         """Record what happened to units that went through it."""

@@ -1,8 +1,8 @@
 """Placing a job: grants, units, first weights.
 
 Order: grants by compare-and-set (what does not fit is refused before any process starts) → all units prepared at
-once, because the ranks of a model-stage meet in one group → trained and frozen models loaded from their folders →
-every other unit filled by weight sync → plan epoch committed.
+once, because the ranks of a model-stage meet in one group → trained models loaded from their folders or a checkpoint,
+frozen ones from their folders → every other unit filled by weight sync → plan epoch committed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,15 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What PlaceJob asks for."""
+    """What PlaceJob asks for. `checkpoint`: a complete one's folder, to load trained models from, as `version`."""
 
     job: JobId
     epoch: int
     plan: Plan
     models: Mapping[str, ModelSource]
     seed: int
+    version: int = 0
+    checkpoint: str = ""
 
 
 def unit_specs(placement: Placement, meet: Callable[[str], Rendezvous]) -> list[UnitSpec]:

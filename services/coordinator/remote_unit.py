@@ -42,8 +42,8 @@ class RemoteUnit:
         with calling("PrepareUnit", self.service):
             return list((await self._stub.PrepareUnit(request, timeout=timeout)).pids)
 
-    async def load(self, version: int, timeout: float) -> None:
-        request = pb.LoadUnitRequest(unit_id=self.id, epoch=self.unit.epoch, version=version)
+    async def load(self, version: int, timeout: float, checkpoint: str = "") -> None:
+        request = pb.LoadUnitRequest(unit_id=self.id, epoch=self.unit.epoch, version=version, checkpoint=checkpoint)
         with calling("LoadUnit", self.service):
             await self._stub.LoadUnit(request, timeout=timeout)
 

@@ -48,6 +48,8 @@ def _placement(request: pb.PlaceJobRequest) -> Placement:
         plan=plan_from_pb(request.plan),
         models={entry.model.name: _source(entry) for entry in request.models},
         seed=request.seed,
+        version=request.version,
+        checkpoint=request.checkpoint,
     )
 
 

@@ -44,7 +44,7 @@ class GenerationUnit:
     async def prepare(self, timeout: float) -> None:
         await self._workers.start(timeout)
 
-    async def load(self, version: int, timeout: float) -> None:
+    async def load(self, version: int, timeout: float, checkpoint: str = "") -> None:
         """Fill from the model folder: for a model that nobody trains."""
         await self._workers.call_each("load", version, timeout=timeout)
 

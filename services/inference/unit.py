@@ -37,7 +37,7 @@ class InferenceUnit:
     async def prepare(self, timeout: float) -> None:
         await self._workers.start(timeout)
 
-    async def load(self, version: int, timeout: float) -> None:
+    async def load(self, version: int, timeout: float, checkpoint: str = "") -> None:
         await self._workers.call_each("load", version, timeout=timeout)
 
     async def describe(self, timeout: float) -> Holding:

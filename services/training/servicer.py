@@ -47,10 +47,16 @@ class TrainingServicer(TrainingServiceServicer):
         )
 
     async def TakeSnapshot(self, request: pb.TakeSnapshotRequest, context: Context) -> pb.TakeSnapshotResponse:
-        raise NotImplementedError
+        async with self._units.working(UnitId(request.unit_id), request.epoch) as entry:
+            unit = cast("TrainingUnit", entry.host)
+            await unit.take_snapshot(request.version, time_left(context, LIMIT))
+        return pb.TakeSnapshotResponse()
 
     async def WriteSnapshot(self, request: pb.WriteSnapshotRequest, context: Context) -> pb.WriteSnapshotResponse:
-        raise NotImplementedError
+        # not `working`: it runs beside an update
+        unit = cast("TrainingUnit", self._units.serving(UnitId(request.unit_id), request.epoch).host)
+        parts = await unit.write_snapshot(request.version, request.folder, time_left(context, LIMIT))
+        return pb.WriteSnapshotResponse(parts_json=parts)
 
 
 def _step_from_pb(header: pb.TrainStepHeader) -> TrainStepSpec:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
-from nereus_common.core.errors import IllegalTransition, ProcessLost
+from nereus_common.checkpoints.manifest import read_manifest
+from nereus_common.checkpoints.state import Digests
+from nereus_common.core.errors import IllegalTransition, InvalidInput, ProcessLost, VerificationFailed
 from nereus_common.engines import options as engine_options
 from nereus_common.engines.training.base import TrainingOptions, TrainingRankConfig, TrainStepResult, TrainStepSpec
 from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankHolding, RankPulled, UnitSpec
@@ -37,8 +41,11 @@ class TrainingUnit:
     async def prepare(self, timeout: float) -> None:
         await self._workers.start(timeout)
 
-    async def load(self, version: int, timeout: float) -> None:
-        await self._workers.call_each("load", version, timeout=timeout)
+    async def load(self, version: int, timeout: float, checkpoint: str = "") -> None:
+        if checkpoint:
+            await self._restore(version, Path(checkpoint), timeout)
+        else:
+            await self._workers.call_each("load", version, timeout=timeout)
         await self._workers.call_each("publish", version, timeout, timeout=timeout)
         self._version = version
 
@@ -73,6 +80,15 @@ class TrainingUnit:
     async def release(self) -> None:
         await self._workers.stop()
 
+    async def take_snapshot(self, version: int, timeout: float) -> None:
+        """Copy the state aside on every rank. StaleVersion when the unit holds another version. Idempotent."""
+        await self._workers.call_each("take_snapshot", version, timeout=timeout)
+
+    async def write_snapshot(self, version: int, folder: str, timeout: float) -> Sequence[str]:
+        """Write the copies into `folder`, beside training; what each rank wrote, as JSON. Idempotent."""
+        written: list[str] = await self._workers.call_each("write_snapshot", version, folder, timeout=timeout)
+        return written
+
     async def train(
         self, update: TrainStepSpec, columns: Mapping[str, NDArray[Any]], *, pin_timeout: float, timeout: float
     ) -> TrainStepResult:
@@ -100,6 +116,28 @@ class TrainingUnit:
         self._version = result.version
         self._last = (update.step, result)
         return result
+
+    async def _restore(self, version: int, checkpoint: Path, timeout: float) -> None:
+        """Every rank reads its boxes; together they must hold what was saved."""
+        model = self._spec.model_stage.model
+        manifest = await asyncio.to_thread(read_manifest, checkpoint)
+        saved = manifest.model(model).digests
+        if manifest.version != version:
+            raise InvalidInput(
+                f"{checkpoint} holds version {manifest.version}, not {version}",
+                remedy="load it as the version it is",
+                field="version",
+            )
+        parts: list[Digests] = await self._workers.call_each(
+            "restore", version, str(checkpoint), model, timeout=timeout
+        )
+        if wrong := Digests.sum(parts).differing(saved):
+            raise VerificationFailed(
+                f"unit {self._spec.unit}: {', '.join(wrong)} of {model} are not what {checkpoint} was made of",
+                remedy="the checkpoint is damaged: use another one",
+                unit=self._spec.unit,
+                model=model,
+            )
 
 
 def _worker(spec: UnitSpec, rank: int, settings: HostSettings) -> WorkerSpec:

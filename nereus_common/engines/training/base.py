@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
+from nereus_common.checkpoints.state import BoxState, Digests
 from nereus_common.core.ids import TensorName
 from nereus_common.core.plan import StagePlan
 from nereus_common.core.transfer import Box
@@ -91,6 +93,8 @@ class TrainingEngine(Protocol):
     @property
     def version(self) -> int: ...
     def load(self, version: int) -> None: ...
+    def restore(self, version: int, checkpoint: Path, model: str) -> Digests: ...
+    def snapshot(self, version: int) -> Iterator[BoxState]: ...
     def train_step(self, spec: TrainStepSpec, columns: Columns) -> TrainStepResult: ...
     def boxes(self) -> Mapping[TensorName, tuple[Box, ...]]: ...
     def wire_copies(self, wire_dtype: str) -> Mapping[TensorName, list[tuple[Box, NDArray[Any]]]]: ...

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from nereus_common.engines.torch_model.ownership import owned_here
 from nereus_common.engines.torch_model.shards import Shard
 from nereus_common.engines.torch_model.stage import EMBEDDING, StageModel
 from nereus_common.engines.torch_model.world import World
@@ -40,7 +41,7 @@ def global_norm(gradients: Sequence[Tensor], model: StageModel, shards: Sequence
     """L2 norm over the whole model, every logical element counted once; the same on every rank."""
     total = torch.zeros((), dtype=torch.float64)
     for gradient, shard in zip(gradients, shards, strict=True):
-        if gradient.numel() and _counts_here(model, shard):
+        if gradient.numel() and model.world.replica == 0 and owned_here(model, shard):
             total += torch.linalg.vector_norm(gradient, dtype=torch.float64).cpu() ** 2
     dist.all_reduce(total)
     return float(total.sqrt())
@@ -50,21 +51,6 @@ def clip(gradients: Sequence[Tensor], norm: float, limit: float) -> None:
     """Scale so that the global norm is at most `limit`; 0: leave as they are."""
     if limit and norm > limit:
         torch._foreach_mul_(list(gradients), limit / norm)
-
-
-def _counts_here(model: StageModel, shard: Shard) -> bool:
-    """Whether this rank's copy is the one that counts: first replica, first tp rank, first pipeline stage."""
-    world = model.world
-    second_holder = model.tied and shard.name == EMBEDDING and not world.first_stage
-    copied = world.place.tp > 0 and not _cut_over_tp(model.get_parameter(shard.parameter))
-    return world.replica == 0 and not second_holder and not copied
-
-
-def _cut_over_tp(parameter: Tensor) -> bool:
-    names = parameter.device_mesh.mesh_dim_names if isinstance(parameter, DTensor) else None
-    if not isinstance(parameter, DTensor) or not names or "tp" not in names:
-        return False
-    return not parameter.placements[names.index("tp")].is_replicate()
 
 
 def _local(gradient: Tensor | None, like: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import torch
 
+from nereus_common.checkpoints.reader import CheckpointReader
+from nereus_common.checkpoints.state import BoxState, Digests
 from nereus_common.core.errors import JobFailed, NotFound, StaleVersion
 from nereus_common.core.ids import TensorName
 from nereus_common.core.transfer import Box
@@ -36,6 +38,7 @@ from nereus_common.engines.training.gradients import clip, collect_gradients, gl
 from nereus_common.engines.training.microbatches import accumulate_gradients
 from nereus_common.engines.training.objective import Objective, read_columns
 from nereus_common.engines.training.optimizer import ShardOptimizer
+from nereus_common.engines.training.snapshot import fill, owned_states
 from nereus_common.rl.losses import make_loss
 from nereus_common.rl.packing import common_shape, pack_for_ranks
 from nereus_common.rl.rollouts import RolloutBatch
@@ -78,6 +81,21 @@ class TorchTrainingEngine:
         load_shards(Path(self._config.model_path), self._shards)
         self._optimizer.reset()
         self._version, self._last = version, None
+
+    def restore(self, version: int, checkpoint: Path, model: str) -> Digests:
+        """Fill this rank's boxes, parameters and optimizer state, from the checkpoint of `model`, whatever layout wrote
+        it; returns the digests of what the rank then owns within its unit. Raises what `CheckpointReader` raises."""
+        moments = self._optimizer.moments()
+        with CheckpointReader(checkpoint, model) as reader:
+            fill(self._shards, moments, reader)
+        self._version, self._last = version, None
+        return Digests.of(self.snapshot(version))
+
+    def snapshot(self, version: int) -> Iterator[BoxState]:
+        """Copies of what this rank owns within its unit, one tensor at a time; StaleVersion at another version."""
+        if version != self._version:
+            raise StaleVersion(f"{self._who} holds version {self._version}, not {version}")
+        return owned_states(self._model, self._shards, self._optimizer.moments())
 
     def train_step(self, spec: TrainStepSpec, columns: Columns) -> TrainStepResult:
         """One update on this unit's share of the batch, with all ranks of all units; a repeat returns the result.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
+from nereus_common.checkpoints.state import Digests
 from nereus_common.core.errors import StaleVersion
 from nereus_common.core.ids import TensorName
 from nereus_common.core.transfer import RankRef
@@ -16,19 +18,37 @@ from nereus_common.engines.training.base import (
     TrainStepResult,
     TrainStepSpec,
 )
+from nereus_common.engines.training.snapshot import Snapshots
 from nereus_common.engines.training.torch_native import TorchTrainingEngine
 
 
 class TrainingWorker:
-    """All methods run on the main thread, one at a time; the transport serves pulls on threads of its own."""
+    """Methods run on the main thread, one at a time; the transport serves pulls on threads of its own, and a snapshot
+    is written on another one, while the main thread trains on."""
 
     def __init__(self, config: TrainingRankConfig) -> None:
         self._config = config
         self._engine: TrainingEngine = TorchTrainingEngine(config)
         self._transport = open_transport(config.transport)
+        self._snapshots = Snapshots(f"{config.unit} rank {config.rank}", config.rank)
 
     def load(self, version: int) -> None:
         self._engine.load(version)
+
+    def restore(self, version: int, checkpoint: str, model: str) -> Digests:
+        """See `TorchTrainingEngine.restore`."""
+        return self._engine.restore(version, Path(checkpoint), model)
+
+    def take_snapshot(self, version: int) -> None:
+        """Copy what this rank owns aside, so that training can go on while it is written. Idempotent.
+
+        StaleVersion when the engine holds another version; see `Snapshots.take`.
+        """
+        self._snapshots.take(version, self._engine.snapshot(version))
+
+    async def write_snapshot(self, version: int, folder: str) -> str:
+        """See `Snapshots.write`."""
+        return await self._snapshots.write(version, folder)
 
     def train_step(self, spec: TrainStepSpec, columns: Columns) -> TrainStepResult:
         """See `TorchTrainingEngine.train_step`. What was published stays: it is a copy."""
