@@ -109,11 +109,12 @@ class Evaluation(Payload):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Payload):
-    """A checkpoint is complete; it holds `step` finished steps."""
+    """A checkpoint is complete; it holds `step` finished steps. `seconds`: of `snapshot`, for which the job waited, and
+    of `write`, beside which it went on."""
 
     step: int
     bytes: int = 0
-    seconds: float = 0.0
+    seconds: Mapping[str, float] = field(default_factory=dict)
     folder: str = ""
 
 

@@ -74,7 +74,7 @@ def _sync(sync: SyncReport) -> str:
 def _size_and_time(saved: Checkpoint) -> str:
     if not saved.bytes:
         return ""
-    return f" [dim]({saved.bytes / 1e6:.0f} MB in {saved.seconds:.1f} s)[/]"
+    return f" [dim]({saved.bytes / 1e6:.1f} MB in {sum(saved.seconds.values()):.1f} s)[/]"
 
 
 def _whence(restart: Restart) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from nereus.spec import JobSpec
 from nereus_common.core.errors import NereusError, NotFound
-from nereus_common.core.ids import JobId
+from nereus_common.core.ids import JobId, Stage
 from nereus_common.core.plan import Plan
 from nereus_common.core.workflow import ACTOR_GENERATION, ACTOR_TRAINING, REFERENCE_INFERENCE
 from nereus_common.engines.rewards import RewardPool, WeightedReward
@@ -20,14 +21,15 @@ from nereus_common.planning.default import default_plan
 from nereus_common.registry import JobState
 from nereus_common.rl.prompts import OrderedPrompts
 from nereus_common.rl.rewards import RewardInput
+from nereus_common.state.architecture import ModelShape
 
 from .attempts import Start
+from .checkpoints import Checkpointer, Described
 from .coordinator import Coordinator
 from .generation import GenerationPool
 from .journal import JobJournal
 from .loop import Parts, RlLoop, Synced
 from .placed import PlacedJob
-from .progress import Progress
 from .readiness import await_services, needs_of
 from .surroundings import Surroundings
 from .training import InferenceGroup, TrainingGroup
@@ -66,21 +68,60 @@ class Attempt:
         try:
             await rewards.start(timeout=spec.deadlines.score)
             placed = await self._place(coordinator, plan)
-            loop = RlLoop(spec, self._parts(coordinator, placed, prompts, rewards, tokenizer))
-            await loop.run(self._start.progress)
+            async with self._checkpoints(plan, placed) as checkpointer:
+                parts = self._parts(coordinator, placed, prompts, rewards, tokenizer, checkpointer)
+                await RlLoop(spec, parts).run(self._start.progress)
         finally:
             await rewards.close()
             await asyncio.shield(self._release(coordinator))
 
     async def _place(self, coordinator: Coordinator, plan: Plan) -> PlacedJob:
         self._epoch = await self._next_epoch()
-        placed, synced = await coordinator.place(self._job, self._epoch, plan, self._spec, self._around.channels)
-        await self._journal.set_state(
-            JobState.RUNNING, epoch=self._epoch, plan=json.loads(plan.to_json()), plan_id=plan.id
+        version, checkpoint = self._start.progress.step, self._start.checkpoint
+        placed, synced = await coordinator.place(
+            self._job,
+            self._epoch,
+            plan,
+            self._spec,
+            self._around.channels,
+            version=version,
+            checkpoint="" if checkpoint is None else str(checkpoint),
         )
+        told = {"epoch": self._epoch, "plan": json.loads(plan.to_json()), "plan_id": plan.id}
+        await self._journal.set_state(JobState.RUNNING, **told)
         for report in synced:
-            await self._journal.emit("sync", {"version": self._start.progress.step, **report.told()})
+            await self._journal.emit("sync", {"version": version, **report.told()})
         return placed
+
+    @asynccontextmanager
+    async def _checkpoints(self, plan: Plan, placed: PlacedJob) -> AsyncIterator[Checkpointer]:
+        """While the block runs, and until what it has begun to write is written, however the block ends."""
+        spec = self._spec
+        trained = [stage for name, stage in placed.items() if name.stage is Stage.TRAINING]
+        shapes = {stage.name.model: await _shape(spec, stage.name.model) for stage in trained}
+        checkpointer = Checkpointer(
+            Described(self._job, self._epoch, plan, spec.to_json(), shapes),
+            trained,
+            self._around.checkpoints(self._job, spec),
+            spec.checkpoint,
+            self._journal.emit,
+            steps=spec.steps,
+            timeout=spec.deadlines.train,
+            clock=self._around.clock,
+        )
+        try:
+            yield checkpointer
+        except BaseException:
+            await asyncio.shield(self._settle(checkpointer))
+            raise
+        await checkpointer.close()
+
+    async def _settle(self, checkpointer: Checkpointer) -> None:
+        """The attempt has failed already: what happens to its last checkpoint must not hide why."""
+        try:
+            await checkpointer.close()
+        except NereusError as error:
+            log.warning("job %s: its last checkpoint failed: %s", self._job, error)
 
     def _parts(
         self,
@@ -89,6 +130,7 @@ class Attempt:
         prompts: OrderedPrompts,
         rewards: RewardPool,
         tokenizer: ChatTokenizer,
+        checkpointer: Checkpointer,
     ) -> Parts:
         deadlines = self._spec.deadlines
 
@@ -108,12 +150,9 @@ class Attempt:
             decode=tokenizer.decode,
             sync=sync,
             emit=self._journal.emit,
-            after_step=self._after_step,
+            after_step=checkpointer.after_step,
             stop_token_ids=(tokenizer.eos_token_id,),
         )
-
-    async def _after_step(self, progress: Progress) -> None:
-        return
 
     async def _next_epoch(self) -> int:
         """One above the last that was committed, so that calls of an earlier attempt are refused."""
@@ -150,3 +189,9 @@ async def find_coordinator(
 
 def _weighted(entry: Any) -> WeightedReward:
     return WeightedReward(entry.name, entry.weight, entry.timeout_seconds)
+
+
+async def _shape(spec: JobSpec, model: str) -> ModelShape:
+    """Of a model that has been placed, so its config is known to be good."""
+    path = Path(spec.model(model).path) / "config.json"
+    return ModelShape.from_config(json.loads(await asyncio.to_thread(path.read_text)))
