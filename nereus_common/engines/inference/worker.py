@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from nereus_common.core.errors import NotFound, VerificationFailed
 from nereus_common.engines.inference.base import Columns, InferenceRankConfig
 from nereus_common.engines.inference.torch_native import TorchInferenceEngine
-from nereus_common.engines.torch_model.exchange import RankHolding, RankPull, Staging, open_transport
+from nereus_common.engines.torch_model.answers import RankHolding, RankPull
+from nereus_common.engines.torch_model.exchange import Staging, open_transport
 from nereus_common.transport.base import PullRequest
 
 
