@@ -53,11 +53,11 @@ async def await_services(
         missing = _names(set(needs) - found.keys())
         if not missing:
             return found[COORDINATOR, ""]
-        if loop.time() >= until:
-            raise Unavailable(f"no {missing} is alive after {timeout:g} s", remedy="`nereus up` starts what is missing")
         if not told:
             await waiting(f"waiting for {missing}")
             told = True
+        if loop.time() >= until:
+            raise Unavailable(f"no {missing} is alive after {timeout:g} s", remedy="`nereus up` starts what is missing")
         await asyncio.sleep(POLL_SECONDS)
 
 

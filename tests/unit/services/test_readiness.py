@@ -71,7 +71,7 @@ async def test_a_lease_whose_holder_does_not_answer_is_no_service(registry: Regi
         await announce(registry, role, server.target)
     await announce(registry, "training", DEAD)
     told: list[str] = []
-    with pytest.raises(Unavailable, match="no training on node0 is alive after 0.5 s") as missing:
+    with pytest.raises(Unavailable, match=r"no training on node0 is alive after 0\.5 s") as missing:
         await wait(registry, 0.5, told)
     assert told == ["waiting for training on node0"]
     assert "nereus up" in missing.value.remedy
