@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from nereus.spec import JobSpec
-from nereus_common.core.errors import Conflict, NotFound
+from nereus_common.core.errors import Conflict, InvalidInput, NotFound
 from nereus_common.core.ids import JobId, check_name
 from nereus_common.registry import JobEvent, JobRecord, JobState, Versioned
 
@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 5.0
 """How long a watcher waits for news before it looks whether the job has ended."""
+
+ENDING_SECONDS = 10.0
+"""What a job may take from the moment its record says that it has ended."""
 
 _NOT_ENDED: Mapping[str, Any] = {
     "state": JobState.PENDING,
@@ -47,9 +50,13 @@ class Jobs:
         own spec, beside the others."""
         for stored in await self._around.registry.jobs():
             record = stored.value
-            if not record.state.ended and record.id not in self._running:
-                log.warning("job %s was running when its controller ended", record.id)
+            if record.state.ended or record.id in self._running:
+                continue
+            log.warning("job %s was running when its controller ended", record.id)
+            try:
                 self._start(record.id, self._runner(record).recover())
+            except InvalidInput as unreadable:  # an earlier release wrote its spec
+                await self._around.journal(record.id).end(JobState.FAILED, unreadable)
 
     async def submit(self, job: JobId, spec_json: str) -> JobRecord:
         """Idempotent: the same spec under the same name is the same job. InvalidInput names the field; Conflict."""
@@ -71,10 +78,8 @@ class Jobs:
 
         Conflict while it runs; NotFound without a checkpoint; InvalidInput names what is wrong with plan or steps.
         """
-        stored = await self._stored(job)
+        stored = await self._ended(job)
         record = stored.value
-        if job in self._running or not record.state.ended:
-            raise Conflict(f"job {job} is still {record.state}", remedy=f"`nereus job cancel {job}` ends it", job=job)
         spec = resumed_spec(JobSpec.from_json(record.spec_json), plan_json, steps)
         start = await self._newest_checkpoint(job, spec)
         done = start.progress.step
@@ -129,6 +134,15 @@ class Jobs:
             return await self._around.registry.get_job(job)
         except NotFound as missing:
             raise NotFound(f"there is no job {job}", remedy="`nereus job list` shows all", job=job) from missing
+
+    async def _ended(self, job: JobId) -> Versioned[JobRecord]:
+        """The record of a job that has ended; Conflict where it has not."""
+        state = (await self.get(job)).state
+        if not state.ended:
+            raise Conflict(f"job {job} is still {state}", remedy=f"`nereus job cancel {job}` ends it", job=job)
+        if job in self._running:  # its end is written down, and about to be told
+            await asyncio.wait([self._running[job]], timeout=ENDING_SECONDS)
+        return await self._stored(job)
 
     async def _newest_checkpoint(self, job: JobId, spec: JobSpec) -> Start:
         folder = self._around.checkpoints(job, spec)

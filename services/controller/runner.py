@@ -16,7 +16,6 @@ from .attempt import Attempt, find_coordinator
 from .attempts import GiveUp, Standing, Start, after_failure
 from .checkpoints import newest
 from .gone import explained
-from .journal import JobJournal
 from .surroundings import Surroundings
 
 log = logging.getLogger(__name__)
@@ -33,7 +32,7 @@ class JobRunner:
         self._job = job
         self._spec = spec
         self._around = around
-        self._journal = JobJournal(job, around.folder(job), around.registry, around.clock)
+        self._journal = around.journal(job)
 
     async def run(self) -> None:
         """From the beginning. As the other two it returns when the job has ended, however; only a bug raises."""

@@ -12,6 +12,8 @@ from nereus_common.core.ids import JobId
 from nereus_common.registry import Registry
 from nereus_common.rpc.pool import Channels
 
+from .journal import JobJournal
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -25,6 +27,9 @@ class Surroundings:
     def folder(self, job: JobId) -> Path:
         """What a job writes goes here."""
         return self.jobs_folder / job
+
+    def journal(self, job: JobId) -> JobJournal:
+        return JobJournal(job, self.folder(job), self.registry, self.clock)
 
     def checkpoints(self, job: JobId, spec: JobSpec) -> Path:
         """Its checkpoints go here."""
