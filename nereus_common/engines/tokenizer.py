@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from nereus_common.core.errors import InvalidInput, NotFound
+
+_IMPORTING = threading.Lock()
+"""transformers fills its own module as names are asked for: two threads that do so at first fail, one of them."""
 
 
 class ChatTokenizer:
@@ -15,7 +19,8 @@ class ChatTokenizer:
     def __init__(self, folder: Path) -> None:
         if not (folder / "tokenizer_config.json").is_file():
             raise NotFound(f"{folder} holds no tokenizer", remedy="point to a Hugging Face folder", path=folder)
-        from transformers import AutoTokenizer
+        with _IMPORTING:
+            from transformers import AutoTokenizer
 
         self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         if self._tokenizer.chat_template is None:

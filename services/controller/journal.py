@@ -35,7 +35,7 @@ class JobJournal:
         return (await self._registry.get_job(self._job)).value
 
     async def emit(self, kind: str, payload: Mapping[str, Any]) -> None:
-        """Tell an event: to the job's stream, and as a line to events.jsonl in its folder."""
+        """Tell an event: as a line to events.jsonl in the job's folder, and to its stream."""
         async with self._writing:
             await self._emit(kind, payload)
 
@@ -86,9 +86,9 @@ class JobJournal:
         if change is not None:
             await self._update(lambda record: change(record, payload))
         now = self._clock()
-        await self._registry.append_event(self._job, kind, payload, time=now)
         line = json.dumps({"time": now, "kind": kind, **payload})
-        await asyncio.to_thread(_append, self._folder / "events.jsonl", line)
+        await asyncio.to_thread(_append, self._folder / "events.jsonl", line)  # whoever hears of it finds it there
+        await self._registry.append_event(self._job, kind, payload, time=now)
 
     async def _update(self, change: Change) -> JobRecord:
         stored = await self._registry.get_job(self._job)
