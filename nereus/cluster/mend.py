@@ -20,6 +20,8 @@ from nereus_common.core.errors import ResourceExhausted
 _ORPHAN_GRACE = 5.0
 """Seconds for a service that has lost its registry: it has nobody left to say goodbye to."""
 
+_PORT_SECONDS = 5.0
+
 
 def mend(folder: ClusterFolder, config: ClusterConfig, state: ClusterState, report: Report) -> ClusterState:
     """Return the cluster with all of it running; errors as `up`. The caller holds the folder's lock."""
@@ -76,8 +78,15 @@ def _settings(folder: ClusterFolder, config: ClusterConfig, state: ClusterState,
 
 
 def _port(host: str, wanted: int, name: str) -> int:
-    """The port of before, or another where somebody has taken it since."""
-    try:
-        return free_port(host, wanted, name)
-    except ResourceExhausted:
-        return free_port(host, 0, name)
+    """The port of before, or another where somebody has taken it since.
+
+    Clients know the old one, so it is waited for: a killed process gives its sockets back a moment after it is gone.
+    """
+    until = time.monotonic() + _PORT_SECONDS
+    while True:
+        try:
+            return free_port(host, wanted, name)
+        except ResourceExhausted:
+            if time.monotonic() > until:
+                return free_port(host, 0, name)
+            time.sleep(0.1)

@@ -172,8 +172,7 @@ def test_after_the_controller_was_killed_each_job_goes_on_or_ends_as_its_file_sa
         follow(auto, saved(2))
         follow(manual, saved(2))
     kill(state, "controller")
-    up(folder, config)
-    with SyncClient.connect(state.controller) as client:
+    with SyncClient.connect(up(folder, config).controller) as client:
         auto, manual = client.job(auto.id), client.job(manual.id)
         list(manual.watch())
         ended = manual.get()
