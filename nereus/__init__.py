@@ -14,16 +14,27 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nereus import errors
     from nereus.client import Client, JobHandle
-    from nereus.events import Evaluation, JobEvent, JobState, LogLine, StateChange, StepReport, SyncReport
+    from nereus.events import (
+        Checkpoint,
+        Evaluation,
+        JobEvent,
+        JobState,
+        LogLine,
+        Restart,
+        StateChange,
+        StepReport,
+        SyncReport,
+    )
     from nereus.spec import JobSpec
-    from nereus.spec_file import load_spec
+    from nereus.spec_file import load_plan, load_spec
     from nereus.sync import SyncClient, SyncJobHandle
-    from nereus.types import ClusterStatus, Device, Job, Service
+    from nereus.types import ClusterStatus, Device, Job, Sample, Service
     from nereus_common.core.plan import Plan
     from nereus_common.rl.environments import Observation, Task
     from nereus_common.rl.rewards import RewardInput
 
 _WHERE = {
+    "Checkpoint": "nereus.events",
     "Client": "nereus.client",
     "ClusterStatus": "nereus.types",
     "Device": "nereus.types",
@@ -37,6 +48,8 @@ _WHERE = {
     "Observation": "nereus_common.rl.environments",
     "Plan": "nereus_common.core.plan",
     "RewardInput": "nereus_common.rl.rewards",
+    "Restart": "nereus.events",
+    "Sample": "nereus.types",
     "Service": "nereus.types",
     "StateChange": "nereus.events",
     "StepReport": "nereus.events",
@@ -44,10 +57,12 @@ _WHERE = {
     "SyncJobHandle": "nereus.sync",
     "SyncReport": "nereus.events",
     "Task": "nereus_common.rl.environments",
+    "load_plan": "nereus.spec_file",
     "load_spec": "nereus.spec_file",
 }
 
 __all__ = [
+    "Checkpoint",
     "Client",
     "ClusterStatus",
     "Device",
@@ -60,7 +75,9 @@ __all__ = [
     "LogLine",
     "Observation",
     "Plan",
+    "Restart",
     "RewardInput",
+    "Sample",
     "Service",
     "StateChange",
     "StepReport",
@@ -69,6 +86,7 @@ __all__ = [
     "SyncReport",
     "Task",
     "errors",
+    "load_plan",
     "load_spec",
 ]
 

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -19,12 +19,13 @@ from nereus.cluster.state import ClusterFolder
 from nereus.events import JobEvent
 from nereus.models import with_local_models
 from nereus.spec import JobSpec
-from nereus.spec_file import load_spec
-from nereus.types import ClusterStatus, Job
+from nereus.spec_file import load_plan, load_spec
+from nereus.types import ClusterStatus, Job, Sample
 from nereus.v1 import jobs_pb2 as pb
 from nereus.v1.jobs_pb2_grpc import JobServiceStub
-from nereus.wire import cluster_from_pb, event_from_pb, job_from_pb
+from nereus.wire import cluster_from_pb, event_from_pb, job_from_pb, sample_from_json
 from nereus_common.core.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
+from nereus_common.core.plan import Plan, plan_from_dict
 from nereus_common.rpc.channels import DeadlineChannel
 from nereus_common.rpc.errors import calling
 
@@ -35,6 +36,9 @@ WATCH_SECONDS = 600.0
 """After which a watch is opened anew, where it stopped: no call is without a deadline."""
 CANCEL_SECONDS = 300.0
 """For a cancelled job to give its devices back."""
+
+PlanSource: TypeAlias = Plan | Mapping[str, Any] | Path | str
+"""A plan as a value, as in a job file, or as a file."""
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
@@ -105,6 +109,25 @@ class Client:
         """Stop a job; return it when it has ended and its devices are free."""
         request = pb.CancelJobRequest(job_id=job_id)
         return job_from_pb((await self._call(self._stub.CancelJob, request, "CancelJob", CANCEL_SECONDS)).job)
+
+    async def resume(self, job_id: str, *, plan: PlanSource | None = None, steps: int | None = None) -> Job:
+        """Run an ended job on from its last complete checkpoint, under the same id.
+
+        `plan`: another plan than it had, as a value, as in a job file, or as a file. `steps`: another number in all.
+        Conflict while the job runs, NotFound without a checkpoint, InvalidInput for a plan or steps it cannot have.
+        """
+        chosen = None if plan is None else await asyncio.to_thread(_plan, plan)
+        request = pb.ResumeJobRequest(job_id=job_id, plan_json=chosen.to_json() if chosen else "", steps=steps or 0)
+        return job_from_pb((await self._call(self._stub.ResumeJob, request, "ResumeJob")).job)
+
+    async def samples(self, job_id: str, *, step: int | None = None, limit: int = 0) -> tuple[Sample, ...]:
+        """Recorded samples of a step (from 0; None: the last that has any), best reward first. `limit` 0: all.
+
+        NotFound when the step has none.
+        """
+        request = pb.GetSamplesRequest(job_id=job_id, step=-1 if step is None else step, limit=limit)
+        answer = await self._call(self._stub.GetSamples, request, "GetSamples")
+        return tuple(sample_from_json(text) for text in answer.samples_json)
 
     async def cluster_status(self) -> ClusterStatus:
         return cluster_from_pb(
@@ -180,8 +203,24 @@ class JobHandle:
     async def cancel(self) -> Job:
         return await self._client.cancel(self.id)
 
+    async def resume(self, *, plan: PlanSource | None = None, steps: int | None = None) -> Job:
+        return await self._client.resume(self.id, plan=plan, steps=steps)
+
+    async def samples(self, *, step: int | None = None, limit: int = 0) -> tuple[Sample, ...]:
+        return await self._client.samples(self.id, step=step, limit=limit)
+
     async def wait(self) -> Job:
         """Return the job when it has ended; JobFailed, with the reason and the end of a log, when it failed."""
         async for _ in self.watch():
             pass
         return (await self.get()).check()
+
+
+def _plan(given: PlanSource) -> Plan:
+    match given:
+        case Plan():
+            return given
+        case Path() | str():
+            return load_plan(given)
+        case _:
+            return plan_from_dict(dict(given))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 
 class JobState(StrEnum):
@@ -79,6 +79,15 @@ class StepReport(Payload):
     training_seconds: Mapping[str, float] = field(default_factory=dict)
     training_peak_memory_bytes: int = 0
     sync: Mapping[str, Any] = field(default_factory=dict)
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Every number that was sent, those that have no field of their own here among them; one inside an object has a
+    name like `seconds.total`."""
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> Self:
+        known = {entry.name for entry in fields(cls)} - {"metrics"}
+        return cls(**{key: value for key, value in data.items() if key in known}, metrics=dict(_numbers(data)))
 
     @property
     def tokens_per_second(self) -> float:
@@ -99,16 +108,41 @@ class Evaluation(Payload):
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoint(Payload):
+    """A checkpoint is complete; it holds `step` finished steps. `seconds`: of `snapshot`, for which the job waited, and
+    of `write`, beside which it went on."""
+
+    step: int
+    bytes: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    folder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Restart(Payload):
+    """Attempt number `attempt` (from 1) begins; `from_step` steps count as finished from here on."""
+
+    attempt: int
+    from_step: int
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LogLine(Payload):
     message: str
     level: str = "info"
 
 
-KINDS: Mapping[str, type[StateChange | SyncReport | StepReport | Evaluation | LogLine]] = {
+Report: TypeAlias = StateChange | SyncReport | StepReport | Evaluation | Checkpoint | Restart | LogLine
+
+KINDS: Mapping[str, type[Report]] = {
     "state": StateChange,
     "sync": SyncReport,
     "step": StepReport,
     "evaluation": Evaluation,
+    "checkpoint": Checkpoint,
+    "restart": Restart,
     "log": LogLine,
 }
 
@@ -123,6 +157,15 @@ class JobEvent:
     payload: Mapping[str, Any]
 
     @property
-    def value(self) -> StateChange | SyncReport | StepReport | Evaluation | LogLine | None:
+    def value(self) -> Report | None:
         kind = KINDS.get(self.kind)
         return None if kind is None else kind.of(self.payload)
+
+
+def _numbers(data: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
+    """Every number in a payload, by its dotted name; truth values and lists are none."""
+    for key, value in data.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value, f"{above}{key}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield f"{above}{key}", value

@@ -12,6 +12,7 @@ import yaml
 
 from nereus.spec import JobSpec
 from nereus_common.core.errors import InvalidInput, NotFound
+from nereus_common.core.plan import Plan, plan_from_dict
 
 DEMO_SCHEME = "demo:"
 
@@ -28,9 +29,25 @@ def load_spec(path: Path | str, overrides: Mapping[str, Any] | None = None) -> J
     return JobSpec.from_dict(_absolute(data, path.resolve().parent), origin=str(path))
 
 
-def _parse(path: Path) -> dict[str, Any]:
+def load_plan(path: Path | str) -> Plan:
+    """Read a plan as it stands under `plan:` in a job file, with that key or without it; a job file will do.
+
+    NotFound when there is no such file; InvalidInput names what is wrong.
+    """
+    path = Path(path)
+    data = _parse(path, "plan")
+    plan = data.get("plan", data)
+    try:
+        if not isinstance(plan, dict):
+            raise InvalidInput("plan holds no mapping", remedy="map model-stages to layout and devices", field="plan")
+        return plan_from_dict(plan)
+    except InvalidInput as wrong:
+        raise type(wrong)(f"{path}: {wrong.message}", remedy=wrong.remedy, **dict(wrong.details)) from wrong
+
+
+def _parse(path: Path, what: str = "job") -> dict[str, Any]:
     if not path.is_file():
-        raise NotFound(f"job file {path} does not exist", remedy="give a .yaml, .toml or .json file", path=path)
+        raise NotFound(f"{what} file {path} does not exist", remedy="give a .yaml, .toml or .json file", path=path)
     try:
         text = path.read_text(encoding="utf-8")
         match path.suffix:
@@ -41,11 +58,11 @@ def _parse(path: Path) -> dict[str, Any]:
             case ".json":
                 data = json.loads(text)
             case other:
-                raise InvalidInput(f"{path}: {other!r} is no job file", remedy="give a .yaml, .toml or .json file")
+                raise InvalidInput(f"{path}: {other!r} is no {what} file", remedy="give a .yaml, .toml or .json file")
     except (yaml.YAMLError, tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as wrong:
         raise InvalidInput(f"{path} cannot be read: {wrong}", field="file") from wrong
     if not isinstance(data, dict):
-        raise InvalidInput(f"{path} holds no job", remedy="write field: value lines", field="file")
+        raise InvalidInput(f"{path} holds no {what}", remedy="write field: value lines", field="file")
     return data
 
 

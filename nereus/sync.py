@@ -9,10 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from nereus.client import Client
+from nereus.client import Client, PlanSource
 from nereus.events import JobEvent
 from nereus.spec import JobSpec
-from nereus.types import ClusterStatus, Job
+from nereus.types import ClusterStatus, Job, Sample
 
 T = TypeVar("T")
 
@@ -88,6 +88,12 @@ class SyncClient:
     def cancel(self, job_id: str) -> Job:
         return self._loop.run(self._client.cancel(job_id))
 
+    def resume(self, job_id: str, *, plan: PlanSource | None = None, steps: int | None = None) -> Job:
+        return self._loop.run(self._client.resume(job_id, plan=plan, steps=steps))
+
+    def samples(self, job_id: str, *, step: int | None = None, limit: int = 0) -> tuple[Sample, ...]:
+        return self._loop.run(self._client.samples(job_id, step=step, limit=limit))
+
     def cluster_status(self) -> ClusterStatus:
         return self._loop.run(self._client.cluster_status())
 
@@ -118,6 +124,12 @@ class SyncJobHandle:
 
     def cancel(self) -> Job:
         return self._client.cancel(self.id)
+
+    def resume(self, *, plan: PlanSource | None = None, steps: int | None = None) -> Job:
+        return self._client.resume(self.id, plan=plan, steps=steps)
+
+    def samples(self, *, step: int | None = None, limit: int = 0) -> tuple[Sample, ...]:
+        return self._client.samples(self.id, step=step, limit=limit)
 
     def wait(self) -> Job:
         """Return the job when it has ended; JobFailed, with the reason and the end of a log, when it failed."""

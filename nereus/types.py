@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from nereus.events import JobState
@@ -12,7 +13,8 @@ from nereus_common.core.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as the controller knew it when asked. `steps_done` counts finished RL steps."""
+    """A job as the controller knew it when asked. `steps_done` counts finished RL steps; the last complete checkpoint
+    holds `checkpoint_step` of them, 0: there is none."""
 
     id: str
     state: JobState
@@ -26,6 +28,7 @@ class Job:
     created: datetime | None
     ended: datetime | None
     folder: str
+    checkpoint_step: int = 0
 
     def check(self) -> Job:
         """Return itself; raise JobFailed, with the reason and the end of the log, when the job failed."""
@@ -37,6 +40,24 @@ class Job:
                 log="\n".join(self.error_log),
             )
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A recorded sample of a step (from 0, as in `step` events). docs/events.md explains every field."""
+
+    step: int
+    position: int
+    sample: int
+    prompt: str
+    response: str
+    reward: float
+    rewards: Mapping[str, float] = field(default_factory=dict)
+    advantage: float | None = None
+    finished: bool = True
+    tokens: int = 0
+    versions: tuple[int, ...] = ()
+    turns: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from nereus.events import JobEvent, JobState
-from nereus.types import ClusterStatus, Device, Job, Service
+from nereus.types import ClusterStatus, Device, Job, Sample, Service
 from nereus.v1 import jobs_pb2 as pb
 from nereus_common.rpc.convert import plan_from_pb
 
@@ -29,6 +30,7 @@ def job_from_pb(job: pb.Job) -> Job:
         created=_time(job.created) if job.HasField("created") else None,
         ended=_time(job.ended) if job.HasField("ended") else None,
         folder=job.folder,
+        checkpoint_step=job.checkpoint_step,
     )
 
 
@@ -38,6 +40,13 @@ def state_from_pb(state: pb.JobState.ValueType) -> JobState:
 
 def event_from_pb(event: pb.WatchJobResponse) -> JobEvent:
     return JobEvent(event.revision, _time(event.time), event.kind, json.loads(event.payload_json))
+
+
+def sample_from_json(text: str) -> Sample:
+    """Fields that this version does not know are left out."""
+    known = {entry.name for entry in fields(Sample)}
+    data = {key: value for key, value in json.loads(text).items() if key in known}
+    return Sample(**{**data, "versions": tuple(data.get("versions", ()))})
 
 
 def cluster_from_pb(status: pb.GetClusterStatusResponse) -> ClusterStatus:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -11,7 +11,7 @@ from rich.table import Table
 from nereus.cli.options import DataDir, Json, Target
 from nereus.cli.output import console, notes, print_json, speaks_plainly
 from nereus.cluster.config import default_data_dir, load_cluster_config
-from nereus.cluster.state import ClusterFolder, ClusterState, Member
+from nereus.cluster.state import ClusterFolder, ClusterState
 from nereus.types import ClusterStatus
 from nereus_common.core.errors import NereusError
 
@@ -28,7 +28,7 @@ def up(
     data_dir: DataDir = None,
     as_json: Json = False,
 ) -> None:
-    """Start a cluster on this machine: registry and services, in the background."""
+    """Start a cluster on this machine, or what of it has died: registry and services, in the background."""
     from nereus.cluster.up import up as start
 
     chosen = load_cluster_config(config, registry=registry, controller_port=port)
@@ -65,22 +65,31 @@ def status(target: Target = None, data_dir: DataDir = None, as_json: Json = Fals
     """Show the cluster's processes, devices and services."""
     state = None if target else ClusterFolder(data_dir or default_data_dir()).require()
     known, problem = _ask(target or (state.controller if state else ""), data_dir)
+    processes = _processes(state)
     if as_json:
-        processes = [
-            {"name": m.name, "pid": m.pid, "target": _public(m.target), "alive": m.alive} for m in members(state)
-        ]
         print_json({"processes": processes, "cluster": known, "problem": problem})
     else:
-        _show_processes(state)
-        _show(known)
+        _show_processes(processes or _services(known))
+        _show_devices(known)
         if problem:
             notes.print(f"nereus: {problem}", style="red", markup=False, soft_wrap=True)
-    if problem or not all(member.alive for member in members(state)):
+    dead = [process["name"] for process in processes or _services(known) if not process["alive"]]
+    if dead:
+        notes.print(f"nereus: {', '.join(dead)} died; `nereus up` starts what is missing again", style="red")
+    if problem or dead:
         raise typer.Exit(1)
 
 
-def members(state: ClusterState | None) -> tuple[Member, ...]:
-    return state.members if state else ()
+def _processes(state: ClusterState | None) -> list[dict[str, Any]]:
+    """Of a cluster on this machine, from its folder."""
+    members = state.members if state else ()
+    return [{"name": m.name, "pid": m.pid, "target": _public(m.target), "alive": m.alive} for m in members]
+
+
+def _services(known: ClusterStatus | None) -> list[dict[str, Any]]:
+    """Of any cluster, from its registry: by their leases, which a dead service keeps for some seconds."""
+    services = known.services if known else ()
+    return [{"name": s.name, "node": s.node, "target": s.target, "alive": s.alive} for s in services]
 
 
 def _ask(target: str, data_dir: Path | None) -> tuple[ClusterStatus | None, str]:
@@ -100,16 +109,19 @@ def _public(target: str) -> str:
     return f"{scheme}{separator}{rest.rpartition('@')[2]}" if separator else target
 
 
-def _show_processes(state: ClusterState | None) -> None:
+def _show_processes(processes: list[dict[str, Any]]) -> None:
+    if not processes:
+        return
     table = Table(box=None)
-    for heading in ("process", "pid", "target", "alive"):
+    for heading in processes[0]:
         table.add_column(heading, overflow="fold")
-    for member in members(state):
-        table.add_row(member.name, str(member.pid), _public(member.target), "yes" if member.alive else "[red]no[/]")
+    for process in processes:
+        alive = "yes" if process["alive"] else "[red]no[/]"
+        table.add_row(*(alive if name == "alive" else str(value) for name, value in process.items()))
     console.print(table)
 
 
-def _show(known: ClusterStatus | None) -> None:
+def _show_devices(known: ClusterStatus | None) -> None:
     if known is None:
         return
     table = Table(box=None)

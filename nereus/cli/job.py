@@ -1,9 +1,9 @@
-"""`nereus job …`: submit, list, get, watch, cancel, export."""
+"""`nereus job …`: submit, list, get, watch, cancel, resume, samples, export."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
@@ -16,6 +16,9 @@ from nereus.cli.progress import follow
 from nereus.events import JobState
 from nereus.types import Job
 from nereus_common.core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from nereus.sync import SyncClient
 
 app = typer.Typer(help="Submit and follow jobs.", no_args_is_help=True)
 app.command()(export)
@@ -116,6 +119,53 @@ def cancel(job_id: JobName, target: Target = None, data_dir: DataDir = None, as_
     print_json(job) if as_json else console.print(f"{job.id} {job.state}")
 
 
+@app.command()
+@speaks_plainly
+def resume(
+    job_id: JobName,
+    plan: Annotated[Path | None, typer.Option(help="A file with another plan, as under `plan:` in a job file.")] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Another number of steps in all.")] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Follow the job until it ends.")] = False,
+    target: Target = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Run an ended job on from its last checkpoint."""
+    from nereus.sync import SyncClient
+
+    with SyncClient.connect(target, data_dir=data_dir) as client:
+        told = _last_revision(client, job_id) if watch else ""
+        job = client.resume(job_id, plan=plan, steps=steps)
+        if not watch:
+            print_json(job) if as_json else console.print(f"{job.id} goes on after step {job.steps_done}")
+            return
+        follow(client.watch(job_id, after=told), console, as_json=as_json)
+        _exit_with(client.get(job_id))
+
+
+@app.command()
+@speaks_plainly
+def samples(
+    job_id: JobName,
+    step: Annotated[int | None, typer.Option(min=1, help="As `nereus job watch` counts; default: the last.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many.")] = 5,
+    worst: Annotated[bool, typer.Option("--worst", help="Lowest rewards first, instead of highest.")] = False,
+    target: Target = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show samples of a step with their rewards."""
+    from nereus.cli.samples import show
+    from nereus.sync import SyncClient
+
+    with SyncClient.connect(target, data_dir=data_dir) as client:
+        chosen = None if step is None else step - 1
+        found = client.samples(job_id, step=chosen, limit=0 if worst else limit)
+    if worst:
+        found = found[::-1][:limit]
+    print_json(found) if as_json else show(found, console)
+
+
 def overrides(assignments: list[str]) -> dict[str, Any]:
     """`optimizer.learning_rate=1e-5` → a value at a dotted field; values are read as YAML."""
     found = {}
@@ -130,8 +180,17 @@ def overrides(assignments: list[str]) -> dict[str, Any]:
     return found
 
 
+def _last_revision(client: SyncClient, job_id: str) -> str:
+    """Of an ended job's events; nothing where it still runs, for whom resuming is refused anyway."""
+    if not client.get(job_id).state.ended:
+        return ""
+    return max((event.revision for event in client.watch(job_id)), key=int, default="")
+
+
 def _fields(job: Job) -> dict[str, str]:
     shown = {"job": job.id, "state": str(job.state), "steps": str(job.steps_done), "folder": job.folder}
+    if job.checkpoint_step:
+        shown["checkpoint"] = f"after step {job.checkpoint_step}"
     if job.plan is not None:
         shown["plan"] = "\n".join(f"{name} {stage}" for name, stage in job.plan.stages)
     if job.error_message:

@@ -8,7 +8,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from nereus.cli.output import print_json
-from nereus.events import Evaluation, JobEvent, LogLine, StateChange, StepReport, SyncReport
+from nereus.events import (
+    Checkpoint,
+    Evaluation,
+    JobEvent,
+    LogLine,
+    Restart,
+    StateChange,
+    StepReport,
+    SyncReport,
+)
 
 _STAGES = (("generation", "gen"), ("reward", "rew"), ("reference", "ref"), ("training", "train"), ("sync", "sync"))
 
@@ -37,6 +46,11 @@ def line(event: JobEvent) -> str | None:
             return f"[{_colour(change)}]{change.state}[/]{reason}"
         case SyncReport() as sync:
             return f"[dim]sync of {escape(sync.model)} to version {sync.version}: {_sync(sync)}[/]"
+        case Checkpoint() as saved:
+            return f"[green]checkpoint[/] after step {saved.step}{_size_and_time(saved)}"
+        case Restart() as restart:
+            why = escape(f": {restart.message}") if restart.message else ""
+            return f"[yellow]attempt {restart.attempt}[/] goes on {_whence(restart)}{why}"
         case LogLine() as log:
             return f"[dim]{log.level}[/] {escape(log.message)}"
         case None:
@@ -55,6 +69,16 @@ def _step(step: StepReport) -> str:
 def _sync(sync: SyncReport) -> str:
     ratio = sync.bytes_moved / sync.bytes_needed if sync.bytes_needed else 1.0
     return f"{sync.bytes_moved / 1e6:.0f} MB (moved/needed {ratio:.2f}) in {sync.seconds:.2f} s"
+
+
+def _size_and_time(saved: Checkpoint) -> str:
+    if not saved.bytes:
+        return ""
+    return f" [dim]({saved.bytes / 1e6:.1f} MB in {sum(saved.seconds.values()):.1f} s)[/]"
+
+
+def _whence(restart: Restart) -> str:
+    return f"after step {restart.from_step}" if restart.from_step else "from the beginning"
 
 
 def _colour(change: StateChange) -> str:

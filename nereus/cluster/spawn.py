@@ -37,9 +37,13 @@ def free_port(host: str, wanted: int, service: str) -> int:
         return port
 
 
-def spawn(name: str, arguments: list[str], *, target: str, log: Path, mark: str) -> Member:
-    """Start `python ARGUMENTS` in a session of its own, writing to `log`; it outlives this process."""
+def spawn(name: str, arguments: list[str], *, target: str, log: Path, mark: str, append: bool = False) -> Member:
+    """Start `python ARGUMENTS` in a session of its own, writing to `log`; it outlives this process.
+
+    `append`: keep what an earlier life wrote there, which may say why it ended.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
+    how = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
     environment = {key: value for key, value in os.environ.items() if key not in _OWN_VARIABLES}
     pid = os.posix_spawn(
         sys.executable,
@@ -47,7 +51,7 @@ def spawn(name: str, arguments: list[str], *, target: str, log: Path, mark: str)
         {**environment, "PYTHONUNBUFFERED": "1", MARK_VARIABLE: mark},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), how, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,

@@ -51,7 +51,9 @@ class ClusterState:
     members: tuple[Member, ...] = field(default=())
 
     def with_member(self, member: Member) -> ClusterState:
-        return replace(self, members=(*self.members, member))
+        """With a process added, in the place of an earlier one of its name."""
+        others = tuple(other for other in self.members if other.name != member.name)
+        return replace(self, members=(*others, member))
 
     def member(self, name: str) -> Member | None:
         return next((member for member in self.members if member.name == name), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,8 @@ from nereus_common.core.errors import InvalidInput, NotFound
 
 _RESPONSE = "<the response of this turn>"
 """Stands for a sampled response where the chat template is rendered for what follows one."""
+_IMPORTING = threading.Lock()
+"""transformers fills its own module as names are asked for: two threads that do so at first fail, one of them."""
 
 
 class ChatTokenizer:
@@ -19,7 +22,8 @@ class ChatTokenizer:
     def __init__(self, folder: Path) -> None:
         if not (folder / "tokenizer_config.json").is_file():
             raise NotFound(f"{folder} holds no tokenizer", remedy="point to a Hugging Face folder", path=folder)
-        from transformers import AutoTokenizer
+        with _IMPORTING:
+            from transformers import AutoTokenizer
 
         self._folder = folder
         self._tokenizer: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)

@@ -73,6 +73,12 @@ class JobRecord:
     ended: float | None = None
     folder: str = ""
     """Where the job writes metrics and summaries."""
+    attempts: int = 0
+    """How often it was placed, or tried to be."""
+    fruitless: int = 0
+    """Restarts since the last new checkpoint."""
+    checkpoint_step: int = 0
+    """Finished steps that the newest complete checkpoint holds; 0: there is none."""
 
 
 @dataclass(frozen=True, slots=True)

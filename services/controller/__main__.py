@@ -16,8 +16,8 @@ from nereus_common.rpc.server import RpcServer, run_service
 from nereus_common.stages.service import service_record
 
 from .jobs import Jobs
-from .runner import Surroundings
 from .servicer import JobServicer
+from .surroundings import Surroundings
 
 
 async def serve(settings: ServiceSettings) -> None:

@@ -1,182 +1,117 @@
-"""One job from submission to its end: place, loop, release. Whatever happens, its units are released."""
+"""One job from its submission to its end, as a sequence of attempts."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Awaitable
 from typing import Any
 
 from nereus.spec import JobSpec
-from nereus_common.core.errors import NereusError, ProcessLost, Unavailable
+from nereus_common.core.errors import NereusError, ProcessLost
 from nereus_common.core.ids import JobId
-from nereus_common.core.plan import Plan
-from nereus_common.engines.tokenizer import ChatTokenizer
-from nereus_common.observe.metrics.prometheus import JobMetrics
-from nereus_common.planning.default import default_plan
-from nereus_common.registry import JobRecord, JobState, Registry, Versioned
-from nereus_common.rl.prompts import OrderedPrompts
-from nereus_common.rpc.pool import Channels
+from nereus_common.registry import JobState
 
-from .coordinator import Coordinator
-from .loop import RlLoop
-from .parts import Surrounding, build_parts
-from .progress import Progress
-from .scoring import Scoring
-from .synced import Synced
+from .attempt import Attempt, find_coordinator
+from .attempts import GiveUp, Standing, Start, after_failure
+from .checkpoints import newest
+from .gone import explained
+from .surroundings import Surroundings
 
 log = logging.getLogger(__name__)
 
-FIRST_EPOCH = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What every job of this controller shares. `series`: its jobs' metrics for Prometheus. `clock` gives seconds since
-    the Unix epoch."""
-
-    registry: Registry
-    channels: Channels
-    jobs_folder: Path
-    series: JobMetrics | None = None
-    clock: Callable[[], float] = time.time
+STARTING_SECONDS = 30.0
+"""How long a job that somebody has just asked for waits for services that start. One that restarts by itself waits as
+long as a placement may take: whoever mends the cluster needs time."""
 
 
 class JobRunner:
-    """Runs one job. The registry's record is the truth; this is its only writer while the job lives."""
+    """Runs one job, once: by `run`, `resume` or `recover`. The registry's record is the truth."""
 
-    def __init__(self, job: JobId, spec: JobSpec, surroundings: Surroundings) -> None:
+    def __init__(self, job: JobId, spec: JobSpec, around: Surroundings) -> None:
         self._job = job
         self._spec = spec
-        self._around = surroundings
-        self._folder = surroundings.jobs_folder / job
-        self._steps_done = 0
+        self._around = around
+        self._journal = around.journal(job)
 
     async def run(self) -> None:
-        """Returns when the job has ended, however; only a bug in this class raises."""
+        """From the beginning. As the other two it returns when the job has ended, however; only a bug raises."""
+        await self._to_the_end(self._attempts(Start(), None))
+
+    async def resume(self, start: Start) -> None:
+        """On from a checkpoint, because its user says so."""
+        await self._to_the_end(self._attempts(start, None))
+
+    async def recover(self) -> None:
+        """After an earlier life of this controller ended while the job was running."""
+        await self._to_the_end(self._recover())
+
+    async def _to_the_end(self, work: Awaitable[None]) -> None:
         try:
-            await self._run()
+            await work
         except asyncio.CancelledError:
-            await asyncio.shield(self._end(JobState.CANCELLED, None))
+            await asyncio.shield(self._journal.end(JobState.CANCELLED))
             raise
         except NereusError as error:
             log.warning("job %s failed: %s", self._job, error)
-            await self._end(JobState.FAILED, await explained(error, self._around.registry))
+            await self._journal.end(JobState.FAILED, error)
         except Exception as bug:
             log.exception("job %s failed by a fault of ours", self._job)
-            await self._end(JobState.FAILED, NereusError(f"{type(bug).__name__}: {bug}"))
+            await self._journal.end(JobState.FAILED, NereusError(f"{type(bug).__name__}: {bug}"))
         else:
-            await self._end(JobState.SUCCEEDED, None)
+            await self._journal.end(JobState.SUCCEEDED)
 
-    async def _run(self) -> None:
-        await self._set_state(JobState.PLACING)
-        spec = self._spec
-        tokenizer = await asyncio.to_thread(ChatTokenizer, Path(spec.model("actor").path))
-        questions = await asyncio.to_thread(spec.prompts.open, spec.seed, spec.evaluation.size)
-        prompts = OrderedPrompts(questions, tokenizer, spec.seed)
-        scoring = Scoring(self._job, spec, self._folder, tokenizer)
-        coordinator = await self._coordinator()
-        plan = spec.explicit_plan or await self._default_plan()
+    async def _recover(self) -> None:
+        lost = ProcessLost("the controller that ran this job ended", process="controller")
         try:
-            await scoring.start()
-            placed, synced = await coordinator.place(self._job, FIRST_EPOCH, plan, spec, self._around.channels)
-            await self._set_state(JobState.RUNNING, {"plan": json.loads(plan.to_json()), "plan_id": plan.id})
-            for report in synced:
-                await self._emit("sync", {"version": 0, **report.told()})
-            parts = build_parts(spec, placed, self._surrounding(coordinator, prompts, scoring, tokenizer))
-            await RlLoop(spec, parts).run(Progress())
-        finally:
-            await scoring.close()
-            await asyncio.shield(self._release(coordinator))
+            start = await self._next_start(lost)
+        except NereusError:
+            await self._release_what_is_left()
+            raise
+        await self._attempts(start, lost)
 
-    def _surrounding(
-        self, coordinator: Coordinator, prompts: OrderedPrompts, scoring: Scoring, tokenizer: ChatTokenizer
-    ) -> Surrounding:
-        deadlines = self._spec.deadlines
+    async def _attempts(self, start: Start, why: NereusError | None) -> None:
+        """Attempt after attempt, until one ends well or the next is not worth it."""
+        while True:
+            await self._begin(start, why)
+            patience = self._spec.deadlines.place if why else STARTING_SECONDS
+            try:
+                await Attempt(self._job, self._spec, self._around, self._journal, start, patience).run()
+            except NereusError as error:
+                why = await explained(error, self._job, self._around.registry)
+                log.warning("job %s: an attempt failed: %s", self._job, why)
+            else:
+                return
+            start = await self._next_start(why)
 
-        async def sync(model: str, version: int) -> Synced:
-            return await coordinator.sync(self._job, FIRST_EPOCH, model, version, deadlines.sync)
+    async def _begin(self, start: Start, why: NereusError | None) -> None:
+        attempt = await self._journal.begin_attempt(start, fruitless=why is not None)
+        if attempt > 1:
+            await self._journal.restarting(attempt, start.progress.step, why)
 
-        async def after_step(progress: Progress) -> None:
-            pass
+    async def _next_start(self, error: NereusError) -> Start:
+        """Where to go on after `error`; raises it, with what can be done about it, where nowhere."""
+        record = await self._journal.record()
+        found = await asyncio.to_thread(newest, self._around.checkpoints(self._job, self._spec))
+        last = None if found is None else Start(checkpoint=found[0], progress=found[1])
+        standing = Standing(self._job, record.steps_done, record.fruitless, last)
+        match after_failure(error, self._spec.checkpoint, standing):
+            case Start() as start:
+                return start
+            case GiveUp(remedy):
+                raise _with_remedy(error, remedy) from error
 
-        return Surrounding(prompts, tokenizer, scoring.score, scoring.play, sync, self._emit, after_step, self._folder)
-
-    async def _coordinator(self) -> Coordinator:
-        for status in await self._around.registry.services():
-            if status.service.role == "coordinator" and status.alive:
-                return Coordinator(status.service.target, self._around.channels.get(status.service.target))
-        raise Unavailable("no coordinator is alive", remedy="start it, or see `nereus status`")
-
-    async def _default_plan(self) -> Plan:
-        devices = sorted(device.id for device in await self._around.registry.devices())
-        return default_plan(devices, self._spec.model_stages)
-
-    async def _release(self, coordinator: Coordinator) -> None:
+    async def _release_what_is_left(self) -> None:
         try:
+            coordinator = await find_coordinator(self._around, self._journal, None, STARTING_SECONDS)
             await coordinator.release(self._job, self._spec.deadlines.release)
         except NereusError as error:
-            log.error("job %s: its units were not released: %s", self._job, error)
-
-    async def _emit(self, kind: str, payload: Mapping[str, Any]) -> None:
-        """Tell an event: to the job's stream, and as a line to events.jsonl in its folder."""
-        now = self._around.clock()
-        if kind == "step":
-            self._steps_done = int(payload["step"]) + 1
-            await self._update(lambda record: replace(record, steps_done=self._steps_done))
-        await self._around.registry.append_event(self._job, kind, payload, time=now)
-        line = json.dumps({"time": now, "kind": kind, **payload})
-        await asyncio.to_thread(_append, self._folder / "events.jsonl", line)
-
-    async def _set_state(self, state: JobState, more: Mapping[str, Any] | None = None) -> None:
-        await self._update(lambda record: replace(record, state=state, folder=str(self._folder)))
-        await self._emit("state", {"state": str(state), **(more or {})})
-
-    async def _end(self, state: JobState, error: NereusError | None) -> None:
-        lines = tuple(error.details.get("log", "").splitlines()) if error else ()
-        await self._update(
-            lambda record: replace(
-                record,
-                state=state,
-                ended=self._around.clock(),
-                error_reason=error.reason if error else "",
-                error_message=str(error) if error else "",
-                error_log=lines,
-            )
-        )
-        told = {"error_reason": error.reason, "error_message": str(error), "error_log": list(lines)} if error else {}
-        await self._emit("state", {"state": str(state), **told})
-
-    async def _update(self, change: Callable[[JobRecord], JobRecord]) -> None:
-        stored: Versioned[JobRecord] = await self._around.registry.get_job(self._job)
-        await self._around.registry.put_job(change(stored.value), expected=stored.revision)
+            log.error("job %s: what an earlier controller placed was not released: %s", self._job, error)
 
 
-async def explained(error: NereusError, registry: Registry) -> NereusError:
-    """A target that cannot be reached is a service that is gone: say which, and how its log ends where it is here."""
-    if not isinstance(error, Unavailable):
+def _with_remedy(error: NereusError, remedy: str) -> NereusError:
+    if not remedy:
         return error
-    target = error.details.get("target")
-    for status in await registry.services():
-        if status.service.target == target:
-            return ProcessLost(
-                f"the {status.service.name} service on {status.service.node} is gone: {error.message}",
-                remedy="see its log, then restart the cluster and submit the job again",
-                process=status.service.name,
-                log="\n".join(await asyncio.to_thread(_tail, Path(status.service.log))),
-            )
-    return error
-
-
-def _tail(path: Path, lines: int = 20) -> list[str]:
-    return path.read_text(errors="replace").splitlines()[-lines:] if path.is_file() else []
-
-
-def _append(path: Path, line: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(line + "\n")
+    details: dict[str, Any] = dict(error.details)
+    both = "; ".join(filter(None, (error.remedy, remedy)))
+    return type(error)(error.message, remedy=both, **details)

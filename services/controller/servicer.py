@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -57,10 +58,12 @@ class JobServicer(JobServiceServicer):
             )
 
     async def ResumeJob(self, request: pb.ResumeJobRequest, context: Context) -> pb.ResumeJobResponse:
-        raise NotImplementedError
+        record = await self._jobs.resume(JobId(request.job_id), request.plan_json, request.steps)
+        return pb.ResumeJobResponse(job=await self._job_to_pb(record))
 
     async def GetSamples(self, request: pb.GetSamplesRequest, context: Context) -> pb.GetSamplesResponse:
-        raise NotImplementedError
+        found = await self._jobs.samples(JobId(request.job_id), request.step, request.limit)
+        return pb.GetSamplesResponse(samples_json=[json.dumps(sample) for sample in found])
 
     async def GetClusterStatus(
         self, request: pb.GetClusterStatusRequest, context: Context
@@ -101,6 +104,7 @@ class JobServicer(JobServiceServicer):
             error_log=record.error_log,
             created=_timestamp(record.created),
             folder=record.folder,
+            checkpoint_step=record.checkpoint_step,
         )
         if record.ended is not None:
             job.ended.CopyFrom(_timestamp(record.ended))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -21,6 +22,30 @@ PLAN = default_plan(
 )
 STEP = '{"step": 1, "steps": 2, "reward_mean": 0.5, "tokens": 100, "seconds": {"total": 2.0}, "later_field": 1}'
 
+SAMPLES = [
+    json.dumps(
+        {
+            "step": 1,
+            "position": 70 + number,
+            "sample": 0,
+            "prompt": f"{'An example with its answer. ' * 20}What is {number} + 4?",
+            "response": response,
+            "reward": reward,
+            "rewards": {"exact_answer": reward, "format": 0.25},
+            "advantage": reward - 0.5,
+            "finished": finished,
+            "tokens": len(response),
+            "versions": [1, 1],
+            "turns": 1,
+            "later_field": {},
+        }
+    )
+    for number, (response, reward, finished) in enumerate(
+        [("The answer is [bold]7[/].", 1.0, True), ("Let me think. " * 10, 0.5, False), ("", 0.0, True)]
+    )
+]
+"""Best reward first; the first response has what looks like markup."""
+
 
 class ScriptedController(JobServiceServicer):
     """Knows one job at a time; a watch gives three events, and is cut after each of them when `cuts` is set."""
@@ -30,6 +55,9 @@ class ScriptedController(JobServiceServicer):
         self.cuts = False
         self.failing = False
         self.watches: list[str] = []
+        self.resumed: list[tuple[str, int]] = []
+        self.told: list[tuple[str, str]] = []
+        """More events of a watch, before its last."""
 
     async def SubmitJob(self, request: pb.SubmitJobRequest, context: Any) -> pb.SubmitJobResponse:
         JobSpec.from_json(request.spec_json)
@@ -55,12 +83,27 @@ class ScriptedController(JobServiceServicer):
         self.jobs[request.job_id].state = pb.JOB_STATE_CANCELLED
         return pb.CancelJobResponse(job=self.jobs[request.job_id])
 
+    async def ResumeJob(self, request: pb.ResumeJobRequest, context: Any) -> pb.ResumeJobResponse:
+        job = self.jobs[request.job_id]
+        if job.state == pb.JOB_STATE_RUNNING:
+            raise errors.Conflict(f"job {job.job_id} is still running", remedy="cancel it")
+        self.resumed.append((request.plan_json, request.steps))
+        job.state = pb.JOB_STATE_PENDING
+        job.steps_done = job.checkpoint_step = 1
+        return pb.ResumeJobResponse(job=job)
+
+    async def GetSamples(self, request: pb.GetSamplesRequest, context: Any) -> pb.GetSamplesResponse:
+        if request.step > 1:
+            raise errors.NotFound(f"job {request.job_id} has no recorded samples of step {request.step}")
+        return pb.GetSamplesResponse(samples_json=SAMPLES[: request.limit or None])
+
     async def WatchJob(self, request: pb.WatchJobRequest, context: Any) -> AsyncIterator[pb.WatchJobResponse]:
         self.watches.append(request.after_revision)
         payloads = [
             ("state", '{"state": "running"}'),
             ("step", STEP),
             ("news", "{}"),
+            *self.told,
             ("state", '{"state": "succeeded"}'),
         ]
         for revision, (kind, payload) in enumerate(payloads, start=1):

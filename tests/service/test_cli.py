@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
 from nereus.v1 import jobs_pb2 as pb
-from tests.service.scripted_controller import ScriptedController, scripted_controller
+from tests.service.scripted_controller import PLAN, ScriptedController, scripted_controller
 
 ROOT = Path(__file__).parents[2]
 JOB = "model: /m\nprompts: {task: gcd}\nrewards: [exact_answer]\n"
@@ -91,6 +92,77 @@ async def test_lines_are_whole_in_a_narrow_terminal(controller: tuple[ScriptedCo
     done = await run("job", "submit", job_file, "--watch", "--target", controller[1], env={"COLUMNS": "20"})
     assert done.code == 0
     assert "gap 0.0000 50 tok/s 2.0 s" in done.out
+
+
+async def test_an_ended_job_is_resumed_under_another_plan_and_only_what_is_new_is_shown(
+    controller: tuple[ScriptedController, str], job_file: str, tmp_path: Path
+) -> None:
+    scripted, target = controller
+    await run("job", "submit", job_file, "--id", "one", "--target", target)
+    refused = await run("job", "resume", "one", "--target", target)
+    assert (refused.code, refused.err) == (1, "nereus: job one is still running (cancel it)\n")
+    scripted.jobs["one"].state = pb.JOB_STATE_CANCELLED
+
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump({"plan": json.loads(PLAN.to_json())}))
+    done = await run("job", "resume", "one", "--plan", f"{tmp_path}/plan.yaml", "--steps", "9", "--target", target)
+    assert (done.code, done.out) == (0, "one goes on after step 1\n"), done.err
+    assert scripted.resumed == [(PLAN.to_json(), 9)]
+
+    scripted.jobs["one"].state = pb.JOB_STATE_CANCELLED
+    followed = await run("job", "resume", "one", "--watch", "--target", target)
+    assert (followed.code, followed.out) == (0, "")  # the script has told all its events before
+    assert scripted.watches[-1] == "4" and scripted.resumed[1:] == [("", 0)]
+    shown = await run("job", "get", "one", "--target", target)
+    assert "after step 1" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(None, "plan file"), ("stages: {}\nstagse: {}\n", "stagse"), ("plan: 3\n", "plan holds no mapping")],
+)
+async def test_a_plan_file_that_is_none_is_named(tmp_path: Path, text: str | None, message: str) -> None:
+    if text is not None:
+        (tmp_path / "plan.yaml").write_text(text)
+    done = await run("job", "resume", "one", "--plan", str(tmp_path / "plan.yaml"), "--target", "127.0.0.1:1")
+    assert done.code == 2
+    assert message in done.err and "plan.yaml" in done.err and len(done.err.splitlines()) == 1
+
+
+async def test_samples_are_readable_in_a_narrow_terminal(controller: tuple[ScriptedController, str]) -> None:
+    narrow = {"COLUMNS": "60"}
+    shown = await run("job", "samples", "one", "--target", controller[1], env=narrow)
+    assert shown.code == 0, shown.err
+    assert max(map(len, shown.out.splitlines())) <= 60
+    assert "reward 1.000 · 25 tok · finished · prompt 70 · step 2" in shown.out.splitlines()
+    assert "> The answer is [bold]7[/]." in shown.out.splitlines()
+    assert "What is 0 + 4?" in shown.out and "cut off" in shown.out and "(nothing)" in shown.out
+    assert shown.out.count("An example") < 3 * 15
+
+
+async def test_samples_come_best_or_worst_first_and_as_json(controller: tuple[ScriptedController, str]) -> None:
+    target = ("--target", controller[1])
+    best = await run("job", "samples", "one", "--limit", "1", "--json", *target)
+    assert [one["position"] for one in json.loads(best.out)] == [70]
+    worst = await run("job", "samples", "one", "--step", "2", "--worst", "--limit", "2", "--json", *target)
+    assert [one["position"] for one in json.loads(worst.out)] == [72, 71]
+    none = await run("job", "samples", "one", "--step", "3", *target)
+    assert (none.code, none.err) == (2, "nereus: job one has no recorded samples of step 2\n")
+
+
+async def test_checkpoints_and_restarts_are_lines_of_a_watch(
+    controller: tuple[ScriptedController, str], job_file: str
+) -> None:
+    controller[0].told = [
+        ("checkpoint", '{"step": 4, "bytes": 12000000, "seconds": {"snapshot": 0.1, "write": 0.7}}'),
+        ("restart", '{"attempt": 2, "from_step": 4, "reason": "PROCESS_LOST", "message": "worker [0] died"}'),
+        ("restart", '{"attempt": 3, "from_step": 0, "reason": "RESUMED"}'),
+    ]
+    done = await run("job", "submit", job_file, "--watch", "--target", controller[1], env={"COLUMNS": "60"})
+    assert done.out.splitlines()[-4:-1] == [
+        "checkpoint after step 4 (12.0 MB in 0.8 s)",
+        "attempt 2 goes on after step 4: worker [0] died",
+        "attempt 3 goes on from the beginning",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nereus import Client, JobSpec, JobState, StepReport, errors
+from nereus import Client, JobEvent, JobSpec, JobState, StepReport, errors
 from nereus.sync import SyncClient
 from nereus.v1 import jobs_pb2 as pb
 from tests.service.scripted_controller import PLAN, ScriptedController, scripted_controller
@@ -95,6 +97,54 @@ async def test_cancelling_returns_the_ended_job(client: Client) -> None:
     assert (await handle.cancel()).state is JobState.CANCELLED
 
 
+async def test_a_resumed_job_takes_a_plan_in_any_form(
+    controller: tuple[ScriptedController, str], client: Client, tmp_path: Path
+) -> None:
+    handle = await client.submit(SPEC, job_id="one")
+    with pytest.raises(errors.Conflict, match="still running"):
+        await handle.resume()
+    (tmp_path / "plan.json").write_text(PLAN.to_json())
+    for plan in (PLAN, json.loads(PLAN.to_json()), tmp_path / "plan.json", str(tmp_path / "plan.json")):
+        await handle.cancel()
+        job = await handle.resume(plan=plan, steps=9)
+        assert (job.state, job.steps_done, job.checkpoint_step) == (JobState.PENDING, 1, 1)
+    assert controller[0].resumed == [(PLAN.to_json(), 9)] * 4
+
+
+async def test_samples_are_values_and_fields_of_later_versions_are_left_out(client: Client) -> None:
+    best, *others = await client.samples("one")
+    assert (best.step, best.position, best.reward, best.versions) == (1, 70, 1.0, (1, 1))
+    assert best.rewards == {"exact_answer": 1.0, "format": 0.25}
+    assert len(others) == 2
+    assert await client.job("one").samples(step=1, limit=1) == (best,)
+    with pytest.raises(errors.NotFound, match="no recorded samples of step 2"):
+        await client.samples("one", step=2)
+
+
+def test_a_step_report_keeps_every_number_that_was_sent() -> None:
+    sent = {
+        "step": 3,
+        "reward_mean": 0.5,
+        "tokens": 10,
+        "seconds": {"total": 2.0},
+        "rewards": {"format": 0.25},
+        "value_loss": 0.125,
+        "later": True,
+        "name": "x",
+    }
+    report = JobEvent("1", datetime.now(UTC), "step", sent).value
+    assert isinstance(report, StepReport)
+    assert report.rewards == {"format": 0.25}
+    assert report.metrics == {
+        "step": 3,
+        "reward_mean": 0.5,
+        "tokens": 10,
+        "seconds.total": 2.0,
+        "rewards.format": 0.25,
+        "value_loss": 0.125,
+    }
+
+
 async def test_a_controller_that_is_not_there_is_unavailable_and_says_what_to_run(tmp_path: Path) -> None:
     async with Client.connect("127.0.0.1:1", timeout=5) as client:
         with pytest.raises(errors.Unavailable, match="nereus up"):
@@ -110,6 +160,9 @@ async def test_the_sync_face_does_the_same(controller: tuple[ScriptedController,
         with SyncClient.connect(controller[1]) as client:
             job = client.submit(SPEC, job_id="one")
             assert [event.kind for event in job.watch()] == ["state", "step", "news", "state"]
+            assert job.samples(limit=1)[0].position == 70
+            assert job.cancel().state is JobState.CANCELLED
+            assert job.resume(steps=9).state is JobState.PENDING
             assert job.wait().state is JobState.SUCCEEDED
             assert client.cluster_status().devices[0].units == ("u",)
             assert [known.id for known in client.list()] == ["one"]

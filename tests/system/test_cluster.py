@@ -1,4 +1,4 @@
-"""A cluster comes up whole or not at all, and leaves nothing when it goes down.
+"""A cluster comes up whole or not at all, is mended where a part of it died, and leaves nothing when it goes down.
 
 The registry is the real embedded server; the services are small processes with the real gRPC server and health check,
 so that what is tested is the starting and stopping, not what they do.
@@ -20,9 +20,11 @@ import pytest
 
 from nereus.cluster.config import ClusterConfig
 from nereus.cluster.down import ORDER, down
+from nereus.cluster.launch import SERVICES
 from nereus.cluster.memory import PeakMemory
-from nereus.cluster.state import ClusterFolder
-from nereus.cluster.up import SERVICES, up
+from nereus.cluster.mend import dead
+from nereus.cluster.state import ClusterFolder, Member
+from nereus.cluster.up import up
 from nereus_common.core.errors import Conflict, DeadlineExceeded, NotFound, ProcessLost, ResourceExhausted
 from nereus_common.workers import processes
 
@@ -153,17 +155,71 @@ def test_a_port_that_is_taken_is_named_and_nothing_is_started(folder: ClusterFol
     assert folder.read() is None
 
 
-def test_a_cluster_of_which_a_part_died_is_not_mended_in_silence(folder: ClusterFolder, services: Path) -> None:
-    state = up(folder, config())
-    victim = state.member("coordinator")
-    assert victim is not None
-    os.kill(victim.pid, signal.SIGKILL)
+def kill(member: Member) -> None:
+    os.kill(member.pid, signal.SIGKILL)
     until = time.monotonic() + 10
-    while victim.alive and time.monotonic() < until:
+    while member.alive and time.monotonic() < until:
         time.sleep(0.05)
-    with pytest.raises(Conflict, match=r"coordinator do not.*nereus down"):
+
+
+def test_what_died_of_a_cluster_starts_again_in_its_place_and_is_named(folder: ClusterFolder, services: Path) -> None:
+    state = up(folder, config())
+    victims = [member for member in state.members if member.name in ("coordinator", "controller")]
+    others = {member for member in state.members if member not in victims}
+    for victim in victims:
+        kill(victim)
+    said: list[str] = []
+    mended = up(folder, config(devices={"another": 1 << 30}), report=said.append)
+    assert said[0] == "coordinator, controller had died"
+    assert others <= set(mended.members) and len(mended.members) == len(state.members)
+    assert all(member.alive for member in mended.members)
+    assert {m.name: m.target for m in mended.members} == {m.name: m.target for m in state.members}
+    assert (mended.mark, mended.controller, mended.devices) == (state.mark, state.controller, state.devices)
+    assert folder.read() == mended
+    log = Path(next(member.log for member in mended.members if member.name == "controller"))
+    assert log.read_text().count("settings read by controller") == 2
+    assert not down(folder).killed
+    assert not marked(state.mark)
+
+
+def test_what_cannot_start_again_leaves_the_rest_running(folder: ClusterFolder, services: Path) -> None:
+    state = up(folder, config())
+    victim = state.member("training")
+    assert victim is not None
+    kill(victim)
+    write_service(services, "training", "raise RuntimeError('no such accelerator')")
+    with pytest.raises(ProcessLost, match=r"training .* ended while it was starting"):
         up(folder, config())
-    assert "coordinator" in down(folder).stopped
+    assert dead(folder.require()) == ["training"]
+    write_service(services, "training")
+    assert dead(up(folder, config())) == []
+    down(folder)
+
+
+def test_services_that_lost_their_registry_start_again_with_it(folder: ClusterFolder, services: Path) -> None:
+    state = up(folder, config())
+    victim = state.member("registry")
+    assert victim is not None
+    kill(victim)
+    mended = up(folder, config())
+    assert dead(mended) == []
+    assert {one.pid for one in mended.members}.isdisjoint(one.pid for one in state.members)
+    assert mended.controller == state.controller
+    down(folder)
+    assert not marked(state.mark)
+
+
+def test_the_status_of_a_wounded_cluster_names_who_died_and_what_to_run(folder: ClusterFolder, services: Path) -> None:
+    state = up(folder, config())
+    victim = state.member("controller")
+    assert victim is not None
+    kill(victim)
+    command = [sys.executable, "-m", "nereus", "status", "--data-dir", str(folder.path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "controller died; `nereus up` starts what is missing again" in done.stderr
+    assert [line for line in done.stdout.splitlines() if "controller" in line and line.rstrip().endswith("no")]
+    down(folder)
 
 
 def test_the_cluster_outlives_the_command_that_started_it(folder: ClusterFolder, services: Path) -> None:

@@ -17,7 +17,7 @@ from nereus_common.core.plan import StagePlan
 from nereus_common.core.transfer import RankRef
 from nereus_common.engines.inference.base import InferenceOptions, InferenceRankConfig
 from nereus_common.engines.options import Rendezvous
-from nereus_common.engines.torch_model.exchange import RankHolding
+from nereus_common.engines.torch_model.answers import RankHolding
 from nereus_common.engines.training.base import TrainingRankConfig, TrainStepSpec
 from nereus_common.transport.base import PullItem, PullRequest
 from tests.system.rank_processes import RankProcesses

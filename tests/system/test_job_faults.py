@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from nereus.sync import SyncClient, SyncJobHandle
 from nereus_common.core.errors import Conflict, InvalidInput
 from nereus_common.workers import processes
 from tests.system.job_specs import job_spec
+from tests.system.workers_of_jobs import worker_pid
 
 pytestmark = pytest.mark.timeout(300)
 FOREVER = 10_000
@@ -114,7 +114,7 @@ def test_a_killed_worker_ends_its_job_by_name_and_other_jobs_live(
     for stage in bystander_spec["plan"]["stages"].values():
         stage["devices"] = [device.replace("cpu0", "cpu4").replace("cpu1", "cpu5") for device in stage["devices"]]
     bystander = client.submit(bystander_spec)
-    os.kill(_worker(cluster, f"doomed-{victim}", victim), signal.SIGKILL)
+    os.kill(worker_pid(cluster, f"doomed-{victim}", victim), signal.SIGKILL)
     list(doomed.watch())
     found = doomed.get()
     assert (found.state, found.error_reason) == (JobState.FAILED, "PROCESS_LOST")
@@ -122,18 +122,6 @@ def test_a_killed_worker_ends_its_job_by_name_and_other_jobs_live(
     list(bystander.watch())
     assert bystander.get().state is JobState.SUCCEEDED
     assert _grants(client) == 0
-
-
-def _worker(cluster: ClusterState, job: str, stage: str) -> int:
-    """The pid of a worker of the job's unit of that stage, found by its command line."""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        for one in processes.marked(cluster.mark, processes.snapshot()):
-            command = Path(f"/proc/{one.pid}/cmdline").read_bytes().decode(errors="replace")
-            if job in command and f".{stage}." in command:
-                return one.pid
-        time.sleep(0.2)
-    raise AssertionError(f"no worker of {job}/{stage}")
 
 
 def test_a_killed_service_ends_its_job_by_name_and_leaves_no_process(tiny_model: Path, tmp_path: Path) -> None:
@@ -150,6 +138,7 @@ def test_a_killed_service_ends_its_job_by_name_and_leaves_no_process(tiny_model:
             found = job.get()
         assert (found.state, found.error_reason) == (JobState.FAILED, "PROCESS_LOST")
         assert "the training service on node0 is gone" in found.error_message
+        assert "`nereus up`" in found.error_message
         assert any("training listens on" in line for line in found.error_log)
     finally:
         left = down(folder)

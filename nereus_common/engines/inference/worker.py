@@ -5,7 +5,8 @@ from __future__ import annotations
 from nereus_common.core.errors import NotFound, VerificationFailed
 from nereus_common.engines.inference.base import Columns, InferenceRankConfig, Scored
 from nereus_common.engines.inference.torch_native import TorchInferenceEngine
-from nereus_common.engines.torch_model.exchange import RankHolding, RankPull, Staging, open_transport
+from nereus_common.engines.torch_model.answers import RankHolding, RankPull
+from nereus_common.engines.torch_model.exchange import Staging, open_transport
 from nereus_common.transport.base import PullRequest
 
 

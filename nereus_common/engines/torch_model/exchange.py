@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,26 +17,6 @@ from nereus_common.state.dtypes import item_bytes
 from nereus_common.transport.base import Raw, Transport
 from nereus_common.transport.loopback import LoopbackTransport
 from nereus_common.transport.ucx import UcxTransport
-
-
-@dataclass(frozen=True, slots=True)
-class RankHolding:
-    """What one rank holds of every logical tensor, at which version (-1: none), and where it can be pulled from."""
-
-    rank: int
-    address: bytes
-    version: int
-    boxes: Mapping[TensorName, tuple[Box, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class RankPull:
-    """`digest`: of the staged boxes as logical content, in the wire dtype."""
-
-    rank: int
-    bytes: int
-    seconds: float
-    digest: int
 
 
 def open_transport(kind: str) -> Transport:

@@ -9,7 +9,8 @@ from nereus_common.checkpoints.state import Digests
 from nereus_common.core.errors import StaleVersion
 from nereus_common.core.ids import TensorName
 from nereus_common.core.transfer import RankRef
-from nereus_common.engines.torch_model.exchange import RankHolding, open_transport
+from nereus_common.engines.torch_model.answers import RankHolding
+from nereus_common.engines.torch_model.exchange import open_transport
 from nereus_common.engines.training.base import (
     Columns,
     TensorState,
