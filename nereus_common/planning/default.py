@@ -31,7 +31,7 @@ def default_plan(
     if not devices:
         raise InvalidPlan("there is no device to place a job on", remedy="declare devices", field="plan")
     tenants = _tenants(model_stages)
-    learning = min(len(devices) - 1, max(len(devices) // 2, len(tenants)))
+    learning = min(len(devices) - 1, max(len(devices) // 2, len(tenants))) if tenants else 0
     split = len(devices) - learning
     generating = tuple(devices[:split])
     places = dict.fromkeys((name for name in model_stages if name.stage is Stage.GENERATION), generating)
@@ -57,6 +57,8 @@ def _tenants(model_stages: Sequence[ModelStage]) -> list[Group]:
 
 def _shares(devices: Devices, count: int) -> list[Devices]:
     """`count` even parts, the earlier ones taking what does not divide; one device in turn where there are too few."""
+    if not count:
+        return []
     if len(devices) < count:
         return [(devices[part % len(devices)],) for part in range(count)]
     edges = [-(-len(devices) * part // count) for part in range(count + 1)]

@@ -14,7 +14,6 @@ from nereus_common.core.errors import NereusError, NotFound
 from nereus_common.core.ids import JobId, Stage
 from nereus_common.core.plan import Plan
 from nereus_common.engines.tokenizer import ChatTokenizer
-from nereus_common.observe.metrics import open_sinks
 from nereus_common.planning.default import default_plan
 from nereus_common.registry import JobState
 from nereus_common.rl.prompts import OrderedPrompts
@@ -54,19 +53,6 @@ class Attempt:
 
     async def run(self) -> None:
         """Returns when all steps are done."""
-        sinks = await asyncio.to_thread(
-            open_sinks,
-            self._spec.metrics,
-            self._around.folder(self._job),
-            self._job,
-            time=self._around.clock(),
-            series=self._around.series,
-            config=self._spec.model_dump(mode="json"),
-        )
-        async with self._journal.measuring(sinks, self._start.progress.step):
-            await self._run()
-
-    async def _run(self) -> None:
         await self._journal.set_state(JobState.PLACING)
         spec = self._spec
         tokenizer = await asyncio.to_thread(ChatTokenizer, Path(spec.model("actor").path))

@@ -35,11 +35,9 @@ class JobJournal:
         self._sinks: MetricSinks | None = None
 
     @asynccontextmanager
-    async def measuring(self, sinks: MetricSinks, first_step: int) -> AsyncIterator[None]:
-        """While the block runs, events are metrics too. What was measured of `first_step` and later is dropped."""
-        async with self._writing:
-            await asyncio.to_thread(sinks.rewind, first_step, self._clock())
-            self._sinks = sinks
+    async def measuring(self, sinks: MetricSinks) -> AsyncIterator[None]:
+        """While the block runs, events are metrics too; then `sinks` is closed."""
+        self._sinks = sinks
         try:
             yield
         finally:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from nereus.spec import JobSpec
 from nereus_common.core.errors import NereusError, ProcessLost
 from nereus_common.core.ids import JobId
+from nereus_common.observe.metrics import MetricSinks, open_sinks
 from nereus_common.registry import JobState
 
 from .attempt import Attempt, find_coordinator
@@ -36,19 +38,20 @@ class JobRunner:
 
     async def run(self) -> None:
         """From the beginning. As the other two it returns when the job has ended, however; only a bug raises."""
-        await self._to_the_end(self._attempts(Start(), None))
+        await self._to_the_end(partial(self._attempts, Start(), None))
 
     async def resume(self, start: Start) -> None:
         """On from a checkpoint, because its user says so."""
-        await self._to_the_end(self._attempts(start, None))
+        await self._to_the_end(partial(self._attempts, start, None))
 
     async def recover(self) -> None:
         """After an earlier life of this controller ended while the job was running."""
-        await self._to_the_end(self._recover())
+        await self._to_the_end(self._recover)
 
-    async def _to_the_end(self, work: Awaitable[None]) -> None:
+    async def _to_the_end(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            async with self._journal.measuring(await asyncio.to_thread(self._sinks)):
+                await work()
         except asyncio.CancelledError:
             await asyncio.shield(self._journal.end(JobState.CANCELLED))
             raise
@@ -60,6 +63,17 @@ class JobRunner:
             await self._journal.end(JobState.FAILED, NereusError(f"{type(bug).__name__}: {bug}"))
         else:
             await self._journal.end(JobState.SUCCEEDED)
+
+    def _sinks(self) -> MetricSinks:
+        around = self._around
+        return open_sinks(
+            self._spec.metrics,
+            around.folder(self._job),
+            self._job,
+            time=around.clock(),
+            series=around.series,
+            config=self._spec.model_dump(mode="json"),
+        )
 
     async def _recover(self) -> None:
         lost = ProcessLost("the controller that ran this job ended", process="controller")

@@ -37,9 +37,9 @@ class MetricSinks:
         return tuple(self._sinks)
 
     def event(self, kind: str, payload: Mapping[str, Any], time: float) -> None:
-        """Take an event of the job (docs/events.md); `restart` rewinds to its `step`, others are ignored."""
+        """Take an event of the job (docs/events.md); `restart` rewinds to its `from_step`, others are ignored."""
         if kind == "restart":
-            self.rewind(int(payload["step"]), time)
+            self.rewind(int(payload["from_step"]), time)
         elif values := values_of(kind, payload):
             self.write(int(payload["step"]), values, time)
 

@@ -31,7 +31,7 @@ async def registry() -> AsyncIterator[Registry]:
 @pytest.fixture
 async def jobs(registry: Registry, tmp_path: Path) -> AsyncIterator[Jobs]:
     async with Channels() as channels, asyncio.TaskGroup() as tasks:
-        yield Jobs(Surroundings(registry, channels, tmp_path, lambda: 7.0), tasks)
+        yield Jobs(Surroundings(registry, channels, tmp_path, clock=lambda: 7.0), tasks)
 
 
 @pytest.mark.parametrize("state", [JobState.PENDING, JobState.PLACING, JobState.RUNNING])

@@ -51,7 +51,7 @@ def test_steps_evaluations_and_checkpoints_are_written_restarts_rewind_and_the_r
     sinks.event("step", STEP, 1.0)
     sinks.event("state", {"state": "running"}, 2.0)
     sinks.event("checkpoint", {"step": 1, "folder": "x", "seconds": 0.25}, 3.0)
-    sinks.event("restart", {"step": 1}, 4.0)
+    sinks.event("restart", {"from_step": 1}, 4.0)
     values = {"loss": 0.5, "tokens": 4, "seconds.total": 2.0, "sync.seconds": 0.5, "tokens_per_second": 2.0}
     assert kept.calls == [
         ("write", 0, values, 1.0),
