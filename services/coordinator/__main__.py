@@ -31,8 +31,7 @@ async def serve(settings: ServiceSettings) -> None:
         server.add(add_CoordinatorServiceServicer_to_server, CoordinatorServicer(jobs))
         await server.start()
         record = service_record(settings, "coordinator", server, page)
-        async with membership(registry, record) as lease:
-            jobs.lead(lease.fence)
+        async with membership(registry, record, took=lambda lease: jobs.lead(lease.fence)):
             await server.serve(lambda: asyncio.sleep(0), settings.deadlines.drain)
 
 

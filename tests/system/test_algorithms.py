@@ -85,6 +85,21 @@ def test_an_algorithm_runs_and_reports(client: SyncClient, tiny_model: Path, alg
     assert samples and all(sample["versions"] == [2, 2] for sample in samples)
 
 
+def test_a_dialogue_is_trained_on_the_tokens_that_the_model_sampled(client: SyncClient, tiny_model: Path) -> None:
+    spec = job_spec("dialogue", tiny_model, engine="transformers", steps=3, rollouts={"record": True, "samples": 4})
+    name = f"{Path(__file__).parent / 'environments.py'}:two_digits"
+    spec |= {"environment": {"name": name, "max_turns": 3, "max_tokens": 64}, "rewards": []}
+    spec["sampling"] = {"max_tokens": 24}
+    steps, folder = run(client, spec)
+    assert all(step["logprob_gap_mean"] <= 1e-4 and 0 < step["reward_mean"] <= 1 for step in steps)
+    for step in range(3):
+        batch = StepRollouts.load(rollouts_file(folder / "rollouts", step)).batch
+        assert (batch.versions[batch.mask] == step).all() and (batch.versions[~batch.mask] == -1).all()
+    assert (~batch.mask).any(), "some episode had a second turn"
+    samples = [json.loads(line) for line in (folder / "samples" / "step-00000002.jsonl").read_text().splitlines()]
+    assert {sample["turns"] for sample in samples} <= {1, 2}
+
+
 def test_recorded_rollouts_replayed_under_another_plan_have_the_same_losses(
     client: SyncClient, tiny_model: Path
 ) -> None:
