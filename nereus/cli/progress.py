@@ -37,9 +37,10 @@ def line(event: JobEvent) -> str | None:
         case StepReport() as step:
             return _step(step)
         case Evaluation() as found:
+            form = ".1%" if found.low >= 0 and found.high <= 1 else ".3f"  # rewards need not be fractions
             return (
-                f"[cyan]held-out {found.mode} {found.when}[/] {found.mean:.1%} "
-                f"[dim]({found.low:.1%} to {found.high:.1%}, n={found.n})[/]"
+                f"[cyan]held-out {found.mode} {found.when}[/] {found.mean:{form}} "
+                f"[dim]({found.low:{form}} to {found.high:{form}}, n={found.n})[/]"
             )
         case StateChange() as change:
             reason = f": {escape(change.error_message)}" if change.error_message else ""

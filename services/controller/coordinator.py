@@ -108,4 +108,4 @@ def _placed(answer: pb.PlaceJobResponse, plan: Plan, epoch: int, channels: Chann
 
 
 def _synced(report: pb.SyncReport) -> Synced:
-    return Synced(report.bytes_moved, report.bytes_needed, report.seconds, dict(report.phases))
+    return Synced(report.model, report.bytes_moved, report.bytes_needed, report.seconds, dict(report.phases))

@@ -11,6 +11,7 @@ from typing import Any
 class Synced:
     """`bytes_moved` as counted at the transport, `phases` in seconds."""
 
+    model: str
     bytes_moved: int
     bytes_needed: int
     seconds: float
@@ -19,6 +20,7 @@ class Synced:
     def told(self) -> dict[str, Any]:
         """As events tell it."""
         return {
+            "model": self.model,
             "bytes_moved": self.bytes_moved,
             "bytes_needed": self.bytes_needed,
             "seconds": self.seconds,

@@ -69,7 +69,7 @@ def numbers(step: dict[str, Any]) -> dict[str, float]:
     return {name: step[name] for name in names if name in step}
 
 
-@pytest.mark.parametrize("algorithm", [GRPO, PPO], ids=["grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", [pytest.param(GRPO, marks=pytest.mark.long), PPO], ids=["grpo", "ppo"])
 def test_a_job_whose_controller_is_killed_ends_with_the_bits_of_one_that_ran_through(
     tmp_path: Path, tiny_model: Path, algorithm: dict[str, Any]
 ) -> None:

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from nereus_common.core.errors import NereusError, NotFound, VerificationFailed
+from nereus_common.core.ids import TensorName
 from nereus_common.core.plan import StagePlan
 from nereus_common.core.transfer import RankRef
 from nereus_common.engines.inference.base import InferenceOptions, InferenceRankConfig
@@ -97,6 +98,19 @@ def stop_trainer() -> int:
     return digest
 
 
+def held_rows(config: InferenceRankConfig) -> int:
+    """Rows of the embedding that this rank holds, once it has filled them."""
+    from nereus_common.engines.inference.torch_native import TorchInferenceEngine
+
+    engine = TorchInferenceEngine(config)
+    try:
+        engine.load(0)
+        (box,) = engine.boxes()[TensorName("model.embed_tokens.weight")]
+        return box.shape[0]
+    finally:
+        engine.close()
+
+
 def pull_and_serve(
     config: InferenceRankConfig, holdings: list[RankHolding], columns: Mapping[str, NDArray[Any]]
 ) -> dict[str, Any]:
@@ -164,3 +178,14 @@ def test_a_scorer_pulls_what_a_trainer_published_and_serves_it_bit_for_bit(
     (whole,) = ranks.run(pull_and_serve, [(alone, [holding], batch.columns())], first=1)
     (trained,) = ranks.run(stop_trainer, [()])
     assert whole["digest"] == trained
+
+
+def test_a_process_that_comes_back_as_another_rank_holds_that_ranks_part(
+    folders: dict[str, Path], ranks: RankProcesses
+) -> None:
+    plan = make_plan("tp2.pp1.fs1")
+    rows = [
+        ranks.run(held_rows, [(config,) for config in inference_ranks(folders["llama-untied"], plan)], first=first)
+        for first in (0, 1, 2)
+    ]
+    assert rows[0] == rows[1] == rows[2] and rows[0][0] != rows[0][1]

@@ -61,7 +61,11 @@ def test_the_same_job_runs_under_another_plan_in_its_file(client: SyncClient, ti
 
 @pytest.mark.parametrize(
     ("name", "training"),
-    [("tp2", "tp2.pp1.fs1"), ("replicated", "tp1.pp1.fs1 x2"), ("uneven", "tp2.pp2(1+1).fs1")],
+    [
+        pytest.param("tp2", "tp2.pp1.fs1", marks=pytest.mark.long),
+        ("replicated", "tp1.pp1.fs1 x2"),
+        pytest.param("uneven", "tp2.pp2(1+1).fs1", marks=pytest.mark.long),
+    ],
 )
 def test_training_layouts_come_from_the_plan(client: SyncClient, tiny_model: Path, name: str, training: str) -> None:
     spec = job_spec(f"plan-{name}", tiny_model, training=training, engine="transformers")

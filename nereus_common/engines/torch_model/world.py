@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from nereus_common.core.errors import DeadlineExceeded, NereusError, Unavailable
 from nereus_common.core.layout import Coordinate, Layout
@@ -59,7 +60,13 @@ class World:
         return self.replica * self.layout.ranks + self.layout.rank(self.place._replace(pp=stage))
 
     def close(self) -> None:
+        """Leave the group.
+
+        DTensor remembers local shapes by mesh and not by rank: a process that comes back to an equal mesh as another
+        rank must not find its old ones.
+        """
         dist.destroy_process_group()
+        _clear_sharding_prop_cache()  # type: ignore[no-untyped-call]
 
 
 def open_world(
