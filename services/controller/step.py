@@ -85,7 +85,7 @@ class StepRunner:
         self._spec = spec
         self._workflow: Workflow = spec.workflow
         self._devices = devices
-        self._locks = {device: asyncio.Lock() for found in devices.values() for device in found}
+        self._locks = {place: asyncio.Lock() for found in devices.values() for place in map(place_of, found)}
         self._training = training
         self._inference = inference
         self._works: Mapping[Work, Callable[[Task, StepData], Awaitable[None]]] = {
@@ -117,10 +117,10 @@ class StepRunner:
 
     @asynccontextmanager
     async def _alone(self, stage: ModelStage | None) -> AsyncIterator[None]:
-        """Hold the stage's devices; always in one order, so that two tasks never wait for each other."""
+        """Hold what the stage computes on; always in one order, so that two tasks never wait for each other."""
         async with AsyncExitStack() as held:
-            for device in sorted(set(self._devices[stage])) if stage else ():
-                await held.enter_async_context(self._locks[device])
+            for place in sorted(set(map(place_of, self._devices[stage]))) if stage else ():
+                await held.enter_async_context(self._locks[place])
             yield
 
     async def _score(self, task: Task, data: StepData) -> None:
@@ -194,6 +194,11 @@ class StepRunner:
             return algorithm.loss_options()
         assert algorithm.name == "ppo", "only PPO trains another model"
         return algorithm.value_loss_options()
+
+
+def place_of(device: DeviceId) -> str:
+    """What tasks cannot use side by side: a device, but for CPU devices their node, whose cores they all share."""
+    return device.node if device.slot.startswith("cpu") else str(device)
 
 
 def prepared(batch: RolloutBatch, flat: NDArray[np.bool_], spec: JobSpec) -> RolloutBatch:
