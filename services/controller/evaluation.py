@@ -35,10 +35,9 @@ class Evaluator:
             yield {"mode": mode, "mean": found.mean, "low": found.low, "high": found.high, "n": found.n}
 
     async def _groups(self, prompts: Sequence[Prompt], mode: str) -> list[ScoredGroup]:
-        sampling = self._sampler.sampling
+        sampler = self._sampler
         if mode == "greedy":
-            sampling = replace(sampling, temperature=0.0, top_p=1.0, top_k=0)
-        sampler = replace(self._sampler, sampling=sampling)
+            sampler = replace(sampler, sampling=sampler.sampling.greedy)
         found: list[ScoredGroup | None] = [None] * len(prompts)
 
         async def answer(index: int, prompt: Prompt, unit: PlacedUnit) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nereus.v1 import generation_pb2 as pb
 from nereus.v1.generation_pb2_grpc import GenerationServiceStub
@@ -30,6 +30,11 @@ class Sampling:
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     across_versions: bool = False
+
+    @property
+    def greedy(self) -> Sampling:
+        """The same, taking the likeliest token of the whole vocabulary."""
+        return replace(self, temperature=0.0, top_p=1.0, top_k=0)
 
 
 @dataclass(slots=True)

@@ -7,10 +7,9 @@ far ahead of it rollouts are sampled is their source's business.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from nereus.spec import JobSpec
 from nereus_common.core.errors import JobFailed
@@ -18,6 +17,7 @@ from nereus_common.rl.prompts import PromptSource
 from nereus_common.rl.step_rollouts import rollouts_file
 from nereus_common.rpc.together import together
 
+from .checkpoints import Emit
 from .evaluation import Evaluator
 from .progress import Progress
 from .rollouts import RolloutSource
@@ -27,7 +27,6 @@ from .step_report import samples_file, step_event, write_samples
 from .synced import Synced
 from .training import Updated
 
-Emit = Callable[[str, Mapping[str, Any]], Awaitable[None]]
 AfterStep = Callable[[Progress], Awaitable[None]]
 
 

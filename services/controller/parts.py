@@ -14,10 +14,11 @@ from nereus_common.rl.flow import Pace, RolloutFlow
 from nereus_common.rl.prompts import PromptSource
 from nereus_common.rl.step_rollouts import ScoredGroup
 
+from .checkpoints import Emit
 from .evaluation import Evaluator
 from .generation import GenerationPool, Sampling
 from .inference import InferenceGroup
-from .loop import AfterStep, Emit, Parts
+from .loop import AfterStep, Parts
 from .placed import PlacedJob
 from .progress import Progress
 from .rollouts import LiveRollouts, RecordedRollouts, RolloutSource

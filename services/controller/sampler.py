@@ -41,10 +41,9 @@ class GroupSampler:
     baseline: bool = False
 
     async def group(self, unit: PlacedUnit, prompt: Prompt) -> ScoredGroup:
-        greedy = replace(self.sampling, temperature=0.0, top_p=1.0, top_k=0)
         wanted = [self._completions(unit, prompt, self.samples, self.sampling)]
         if self.baseline:
-            wanted.append(self._completions(unit, prompt, 1, greedy))
+            wanted.append(self._completions(unit, prompt, 1, self.sampling.greedy))
         completions, *rest = await together(wanted)
         baseline = rest[0][0] if rest else None
         everything = [*completions, *([baseline] if baseline else [])]

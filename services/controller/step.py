@@ -91,8 +91,8 @@ class StepRunner:
         self._works: Mapping[Work, Callable[[Task, StepData], Awaitable[None]]] = {
             Work.SCORES: self._score,
             Work.TOTAL: self._total,
-            Work.LOGPROBS: self._logprobs,
-            Work.VALUES: self._values,
+            Work.LOGPROBS: self._score_tokens,
+            Work.VALUES: self._score_tokens,
             Work.ADVANTAGES: self._advantages,
             Work.UPDATE: self._update,
         }
@@ -154,17 +154,13 @@ class StepRunner:
             return np.zeros(batch.sequences, np.float32)
         return overlong_penalty(batch.response_lengths, given.length, given.buffer, given.penalty)
 
-    async def _logprobs(self, task: Task, data: StepData) -> None:
+    async def _score_tokens(self, task: Task, data: StepData) -> None:
+        """Fill the column that the task writes, one number per response token."""
         assert task.stage is not None
+        (column,) = task.writes
         group = self._inference[task.stage.model]
-        found = await group.run(Work.LOGPROBS, data.rollouts.batch, self._spec.sampling.temperature)
-        data.batch = data.batch.with_columns(reference=found)
-
-    async def _values(self, task: Task, data: StepData) -> None:
-        assert task.stage is not None
-        group = self._inference[task.stage.model]
-        found = await group.run(Work.VALUES, data.rollouts.batch, self._spec.sampling.temperature)
-        data.batch = data.batch.with_columns(values=found)
+        found = await group.run(task.work, data.rollouts.batch, self._spec.sampling.temperature)
+        data.batch = data.batch.with_columns(**{str(column): found})
 
     async def _advantages(self, task: Task, data: StepData) -> None:
         data.batch = await asyncio.to_thread(prepared, data.batch, data.flat, self._spec)

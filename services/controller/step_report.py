@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,9 @@ from nereus_common.rl.diagnostics import explained_variance, staleness
 from nereus_common.rl.prompts import PromptSource
 from nereus_common.rl.rollouts import RolloutBatch
 
+from .sampler import Decode
 from .step import StepData
 from .synced import Synced
-
-Decode = Callable[[Sequence[int]], str]
 
 
 def step_event(data: StepData, synced: Mapping[str, Synced]) -> dict[str, Any]:

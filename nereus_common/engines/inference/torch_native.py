@@ -17,6 +17,7 @@ from nereus_common.engines.inference.base import Columns, InferenceRankConfig, S
 from nereus_common.engines.torch_model.build import TORCH_DTYPES, build_stage, fsdp_modules
 from nereus_common.engines.torch_model.checkpoint import load_shards
 from nereus_common.engines.torch_model.exchange import Staging
+from nereus_common.engines.torch_model.forward import forward_packs
 from nereus_common.engines.torch_model.limits import check_plan, read_config
 from nereus_common.engines.torch_model.packs import PackTensors, to_tensors
 from nereus_common.engines.torch_model.shards import shards
@@ -86,15 +87,16 @@ class TorchInferenceEngine:
         batch = RolloutBatch.from_columns(columns)
         found = torch.zeros(batch.sequences if asked is Work.SCORES else len(batch.response_tokens))
         self._model.temperature = temperature
-        with torch.no_grad(), meeting(self._who, "the unit's other ranks in score"):
-            packs = self._packs(batch, asked)
-            self._model.packs = packs
-            for index, pack in enumerate(packs):
-                output = self._run(index, pack)
-                if output is not None and self._world.place.tp == 0:
-                    real = pack.source >= 0
-                    found[pack.source[real]] = output[0, 0].float().cpu()[real]
-            self._model.packs = ()
+        packs = self._packs(batch, asked)
+
+        def take(index: int, output: Tensor) -> None:
+            if self._world.place.tp == 0:
+                source = packs[index].source
+                real = source >= 0
+                found[source[real]] = output[0, 0].float().cpu()[real]
+
+        with meeting(self._who, "the unit's other ranks in score"):
+            forward_packs(self._model, packs, self._compute, take)
             if len(found):
                 dist.all_reduce(found)
         return {str(asked): found.numpy()}
@@ -126,17 +128,3 @@ class TorchInferenceEngine:
             ends=work is Work.SCORES,
         )[place.fs]
         return [to_tensors(pack, self._device, self._compute) for pack in share]
-
-    def _run(self, index: int, pack: PackTensors) -> Tensor | None:
-        """One pack through this stage, its hidden states handed from stage to stage; [1, C, R] on the last one."""
-        world, number = self._world, torch.tensor(index)
-        if world.first_stage:
-            value = pack.ids
-        else:
-            value = torch.empty(1, pack.ids.shape[1], self._model.hidden_size, dtype=self._compute, device=self._device)
-            dist.recv(value, world.peer(world.place.pp - 1))
-        output: Tensor = self._model(value, number)
-        if world.last_stage:
-            return output
-        dist.send(output.contiguous(), world.peer(world.place.pp + 1))
-        return None
