@@ -9,18 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
 
-import grpc.aio
-from grpc_health.v1 import health_pb2
-from grpc_health.v1.health_pb2_grpc import HealthStub
-
 from nereus_common.core.errors import Unavailable
 from nereus_common.core.plan import Plan
 from nereus_common.registry import Registry, ServiceRecord
+from nereus_common.rpc.health import serves
 from nereus_common.rpc.pool import Channels
 
 COORDINATOR = "coordinator"
 POLL_SECONDS = 0.5
-_CHECK_SECONDS = 2.0
 
 Need = tuple[str, str]
 """Role and node of a service; the node is empty where any will do."""
@@ -68,17 +64,8 @@ async def _answering(registry: Registry, channels: Channels, needs: Collection[N
         for need in ((status.service.role, status.service.node), (status.service.role, "")):
             if status.alive and need in needs:
                 candidates[need] = status.service
-    answers = await asyncio.gather(*(_serves(channels, record.target) for record in candidates.values()))
+    answers = await asyncio.gather(*(serves(channels.get(record.target)) for record in candidates.values()))
     return {need: record for (need, record), answer in zip(candidates.items(), answers, strict=True) if answer}
-
-
-async def _serves(channels: Channels, target: str) -> bool:
-    request = health_pb2.HealthCheckRequest()
-    try:
-        answer = await HealthStub(channels.get(target)).Check(request, timeout=_CHECK_SECONDS, wait_for_ready=True)
-    except grpc.aio.AioRpcError:
-        return False
-    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def _names(needs: Collection[Need]) -> str:

@@ -12,6 +12,7 @@ from nereus_common.core.emu import Event, Unit, step
 from nereus_common.core.errors import Conflict, NereusError, NotFound, ResourceExhausted, StaleEpoch, Unavailable
 from nereus_common.core.ids import JobId, ModelStage, Stage
 from nereus_common.registry import Registry
+from nereus_common.rpc.health import serves
 from nereus_common.rpc.pool import Channels
 from nereus_common.rpc.together import together
 from nereus_common.stages.base import Rendezvous, UnitSpec, new_unit
@@ -134,7 +135,7 @@ class PlacedJobs:
         await self._registry.grant(spec.unit, GRANT_PHASE, wanted)
 
     async def _targets(self, placement: Placement) -> Mapping[tuple[Stage, str], str]:
-        """(stage, node) → gRPC target of its service; checks that every device of the plan exists."""
+        """(stage, node) → gRPC target of its service, of those that answer; checks that every device exists."""
         known = {device.id for device in await self._registry.devices()}
         missing = [str(device) for device in placement.plan.devices if device not in known]
         if missing:
@@ -144,10 +145,16 @@ class PlacedJobs:
                 remedy="change the plan's devices or add devices to the cluster",
                 field="plan.devices",
             )
-        return {
-            (Stage(status.service.role), status.service.node): status.service.target
+        alive = [
+            status.service
             for status in await self._registry.services()
             if status.alive and status.service.role in list(Stage)
+        ]
+        answers = await asyncio.gather(*(serves(self._channels.get(service.target)) for service in alive))
+        return {
+            (Stage(service.role), service.node): service.target
+            for service, answered in zip(alive, answers, strict=True)
+            if answered
         }
 
     def _remote(self, spec: UnitSpec, targets: Mapping[tuple[Stage, str], str]) -> RemoteUnit:

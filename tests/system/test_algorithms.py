@@ -55,7 +55,7 @@ def test_ppo_trains_actor_and_critic_with_a_reward_model_and_a_penalty_in_the_re
         ).all()
     first, last = steps[0], steps[-1]
     assert first["kl"] == pytest.approx(0, abs=1e-3) and first["critic_value"] == pytest.approx(0, abs=0.2)
-    assert abs(last["critic_value"]) > abs(first["critic_value"])
+    assert last["critic_value"] != pytest.approx(first["critic_value"], rel=0.01), "the critic that infers is trained"
 
 
 @pytest.mark.parametrize(
