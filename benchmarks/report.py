@@ -12,6 +12,7 @@ from typing import Any
 
 BENCHMARKS = {
     "async-vs-sync": "benchmarks.async_vs_sync",
+    "dag": "benchmarks.dag",
     "profile": "benchmarks.profile_step",
     "rl-vs-trl": "benchmarks.rl_vs_trl",
     "step": "benchmarks.step",
@@ -19,7 +20,7 @@ BENCHMARKS = {
     "weight-sync": "benchmarks.weight_sync",
 }
 """Name → module with `run() -> dict`: the metrics. Ratios, errors and rates are fractions."""
-TINY = {"async-vs-sync", "profile", "rl-vs-trl"}
+TINY = {"async-vs-sync", "dag", "profile", "rl-vs-trl"}
 """Those whose `run` takes `tiny=True`: a random model and a few steps, which prove that it runs and measure nothing."""
 
 

@@ -24,10 +24,12 @@ if TYPE_CHECKING:
         StateChange,
         StepReport,
         SyncReport,
+        TransitionChange,
     )
     from nereus.spec import JobSpec
     from nereus.spec_file import load_plan, load_spec
     from nereus.sync import SyncClient, SyncJobHandle
+    from nereus.transition import StateDigests, Transition
     from nereus.types import ClusterStatus, Device, Job, Sample, Service
     from nereus_common.core.plan import Plan
     from nereus_common.rl.environments import Observation, Task
@@ -52,11 +54,14 @@ _WHERE = {
     "Sample": "nereus.types",
     "Service": "nereus.types",
     "StateChange": "nereus.events",
+    "StateDigests": "nereus.transition",
     "StepReport": "nereus.events",
     "SyncClient": "nereus.sync",
     "SyncJobHandle": "nereus.sync",
     "SyncReport": "nereus.events",
     "Task": "nereus_common.rl.environments",
+    "Transition": "nereus.transition",
+    "TransitionChange": "nereus.events",
     "load_plan": "nereus.spec_file",
     "load_spec": "nereus.spec_file",
 }
@@ -80,11 +85,14 @@ __all__ = [
     "Sample",
     "Service",
     "StateChange",
+    "StateDigests",
     "StepReport",
     "SyncClient",
     "SyncJobHandle",
     "SyncReport",
     "Task",
+    "Transition",
+    "TransitionChange",
     "errors",
     "load_plan",
     "load_spec",

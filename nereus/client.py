@@ -19,14 +19,19 @@ from nereus.cluster.state import ClusterFolder
 from nereus.events import JobEvent
 from nereus.models import with_local_models
 from nereus.spec import JobSpec
-from nereus.spec_file import load_plan, load_spec
+from nereus.spec.moves import merge_target
+from nereus.spec_file import load_plan, load_spec, read_mapping
+from nereus.transition import StateDigests, Transition
 from nereus.types import ClusterStatus, Job, Sample
 from nereus.v1 import jobs_pb2 as pb
+from nereus.v1 import transitions_pb2
 from nereus.v1.jobs_pb2_grpc import JobServiceStub
-from nereus.wire import cluster_from_pb, event_from_pb, job_from_pb, sample_from_json
-from nereus_common.core.errors import DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
+from nereus.v1.transitions_pb2_grpc import TransitionServiceStub
+from nereus.wire import cluster_from_pb, event_from_pb, job_from_pb, sample_from_json, transition_from_pb
+from nereus_common.core.errors import Conflict, DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
 from nereus_common.core.plan import Plan, plan_from_dict
 from nereus_common.rpc.channels import DeadlineChannel
+from nereus_common.rpc.convert import plan_to_pb
 from nereus_common.rpc.errors import calling
 
 TARGET_VARIABLE = "NEREUS_TARGET"
@@ -39,6 +44,12 @@ CANCEL_SECONDS = 300.0
 
 PlanSource: TypeAlias = Plan | Mapping[str, Any] | Path | str
 """A plan as a value, as in a job file, or as a file."""
+
+TargetSource: TypeAlias = Plan | Mapping[str, Any] | Path | str
+"""A whole plan as a value, or what is to change of the plan in force: as a value or as a file."""
+
+FOLLOW_SECONDS = 0.25
+DIGEST_SECONDS = 180.0
 
 RequestT = TypeVar("RequestT")
 ResponseT = TypeVar("ResponseT")
@@ -63,6 +74,7 @@ class Client:
     def __init__(self, channel: DeadlineChannel, models: Path) -> None:
         self._channel = channel
         self._stub = JobServiceStub(channel)
+        self._moves = TransitionServiceStub(channel)
         self._models = models
 
     @classmethod
@@ -128,6 +140,63 @@ class Client:
         request = pb.GetSamplesRequest(job_id=job_id, step=-1 if step is None else step, limit=limit)
         answer = await self._call(self._stub.GetSamples, request, "GetSamples")
         return tuple(sample_from_json(text) for text in answer.samples_json)
+
+    async def show_transition(self, job_id: str, target: TargetSource) -> Transition:
+        """What moving a running job to `target` would do: a dry run. ResourceExhausted names device and bytes.
+
+        `target`: a plan, or the fields of the plan in force that are to change, as a value or as a file.
+        """
+        plan = await self._target(job_id, target)
+        request = transitions_pb2.ShowTransitionRequest(job_id=job_id, target=plan_to_pb(plan))
+        return transition_from_pb((await self._call(self._moves.ShowTransition, request, "ShowTransition")).transition)
+
+    async def apply_transition(self, job_id: str, target: TargetSource, *, transition_id: str = "") -> Transition:
+        """Move a running job to `target` at its next safe boundary; returns once that is recorded.
+
+        The same target under the same `transition_id` again gives the same transition. Errors as `show_transition`.
+        """
+        plan = await self._target(job_id, target)
+        request = transitions_pb2.ApplyTransitionRequest(
+            transition_id=transition_id, job_id=job_id, target=plan_to_pb(plan)
+        )
+        answer = await self._call(self._moves.ApplyTransition, request, "ApplyTransition")
+        return transition_from_pb(answer.transition)
+
+    async def transition(self, job_id: str, transition_id: str) -> Transition:
+        """NotFound when there is no such transition."""
+        request = transitions_pb2.GetTransitionRequest(job_id=job_id, transition_id=transition_id)
+        return transition_from_pb((await self._call(self._moves.GetTransition, request, "GetTransition")).transition)
+
+    async def transitions(self, job_id: str) -> tuple[Transition, ...]:
+        """Of a job, oldest first."""
+        request = transitions_pb2.ListTransitionsRequest(job_id=job_id)
+        answer = await self._call(self._moves.ListTransitions, request, "ListTransitions")
+        return tuple(transition_from_pb(one) for one in answer.transitions)
+
+    async def follow_transition(self, job_id: str, transition_id: str) -> AsyncIterator[Transition]:
+        """The transition whenever it has changed, up to its end."""
+        last = None
+        while last is None or not last.has_ended:
+            now = await self.transition(job_id, transition_id)
+            if now != last:
+                yield now
+            last = now
+            await asyncio.sleep(0 if now.has_ended else FOLLOW_SECONDS)
+
+    async def state_digest(self, job_id: str, model_stage: str) -> StateDigests:
+        """Of what a model-stage of a running job holds; the same before and after any transition."""
+        request = transitions_pb2.DigestModelStateRequest(job_id=job_id, model_stage=model_stage)
+        answer = await self._call(self._moves.DigestModelState, request, "DigestModelState", DIGEST_SECONDS)
+        return StateDigests(answer.version, {one.kind: one.digest for one in answer.digests})
+
+    async def _target(self, job_id: str, given: TargetSource) -> Plan:
+        if isinstance(given, Plan):
+            return given
+        job = await self.get(job_id)
+        if job.plan is None:
+            raise Conflict(f"job {job_id} is {job.state} and has no plan yet", remedy="wait until it runs", job=job_id)
+        fields = given if isinstance(given, Mapping) else await asyncio.to_thread(read_mapping, Path(given), "plan")
+        return merge_target(job.plan, fields.get("plan", fields))
 
     async def cluster_status(self) -> ClusterStatus:
         return cluster_from_pb(
@@ -208,6 +277,24 @@ class JobHandle:
 
     async def samples(self, *, step: int | None = None, limit: int = 0) -> tuple[Sample, ...]:
         return await self._client.samples(self.id, step=step, limit=limit)
+
+    async def show_transition(self, target: TargetSource) -> Transition:
+        return await self._client.show_transition(self.id, target)
+
+    async def apply_transition(self, target: TargetSource, *, transition_id: str = "") -> Transition:
+        return await self._client.apply_transition(self.id, target, transition_id=transition_id)
+
+    async def transition(self, transition_id: str) -> Transition:
+        return await self._client.transition(self.id, transition_id)
+
+    async def transitions(self) -> tuple[Transition, ...]:
+        return await self._client.transitions(self.id)
+
+    def follow_transition(self, transition_id: str) -> AsyncIterator[Transition]:
+        return self._client.follow_transition(self.id, transition_id)
+
+    async def state_digest(self, model_stage: str) -> StateDigests:
+        return await self._client.state_digest(self.id, model_stage)
 
     async def wait(self) -> Job:
         """Return the job when it has ended; JobFailed, with the reason and the end of a log, when it failed."""

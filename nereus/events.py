@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
@@ -129,12 +129,32 @@ class Restart(Payload):
 
 
 @dataclass(frozen=True, slots=True)
+class TransitionChange(Payload):
+    """A change of plan has come to another state. `seconds` by phase so far; `step`: the version it ran at."""
+
+    transition_id: str
+    state: str
+    from_epoch: int = 0
+    epoch: int = 0
+    step: int = -1
+    target_plan_id: str = ""
+    bytes_moved: int = 0
+    bytes_needed: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    nodes: Sequence[Mapping[str, Any]] = ()
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LogLine(Payload):
     message: str
     level: str = "info"
 
 
-Report: TypeAlias = StateChange | SyncReport | StepReport | Evaluation | Checkpoint | Restart | LogLine
+Report: TypeAlias = (
+    StateChange | SyncReport | StepReport | Evaluation | Checkpoint | Restart | TransitionChange | LogLine
+)
 
 KINDS: Mapping[str, type[Report]] = {
     "state": StateChange,
@@ -143,6 +163,7 @@ KINDS: Mapping[str, type[Report]] = {
     "evaluation": Evaluation,
     "checkpoint": Checkpoint,
     "restart": Restart,
+    "transition": TransitionChange,
     "log": LogLine,
 }
 

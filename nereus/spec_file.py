@@ -23,7 +23,7 @@ def load_spec(path: Path | str, overrides: Mapping[str, Any] | None = None) -> J
     NotFound when there is no such file; InvalidInput names the file and every field that is wrong.
     """
     path = Path(path)
-    data = _parse(path)
+    data = read_mapping(path)
     for dotted, value in (overrides or {}).items():
         _assign(data, dotted.split("."), value)
     return JobSpec.from_dict(_absolute(data, path.resolve().parent), origin=str(path))
@@ -35,7 +35,7 @@ def load_plan(path: Path | str) -> Plan:
     NotFound when there is no such file; InvalidInput names what is wrong.
     """
     path = Path(path)
-    data = _parse(path, "plan")
+    data = read_mapping(path, "plan")
     plan = data.get("plan", data)
     try:
         if not isinstance(plan, dict):
@@ -45,7 +45,8 @@ def load_plan(path: Path | str) -> Plan:
         raise type(wrong)(f"{path}: {wrong.message}", remedy=wrong.remedy, **dict(wrong.details)) from wrong
 
 
-def _parse(path: Path, what: str = "job") -> dict[str, Any]:
+def read_mapping(path: Path, what: str = "job") -> dict[str, Any]:
+    """The file's top level. NotFound; InvalidInput when it cannot be read as what its ending says."""
     if not path.is_file():
         raise NotFound(f"{what} file {path} does not exist", remedy="give a .yaml, .toml or .json file", path=path)
     try:

@@ -9,12 +9,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from nereus.client import Client, PlanSource
+from nereus.client import Client, PlanSource, TargetSource
 from nereus.events import JobEvent
 from nereus.spec import JobSpec
+from nereus.transition import StateDigests, Transition
 from nereus.types import ClusterStatus, Job, Sample
 
 T = TypeVar("T")
+Value = TypeVar("Value")
 
 
 class LoopThread:
@@ -94,16 +96,36 @@ class SyncClient:
     def samples(self, job_id: str, *, step: int | None = None, limit: int = 0) -> tuple[Sample, ...]:
         return self._loop.run(self._client.samples(job_id, step=step, limit=limit))
 
+    def show_transition(self, job_id: str, target: TargetSource) -> Transition:
+        return self._loop.run(self._client.show_transition(job_id, target))
+
+    def apply_transition(self, job_id: str, target: TargetSource, *, transition_id: str = "") -> Transition:
+        return self._loop.run(self._client.apply_transition(job_id, target, transition_id=transition_id))
+
+    def transition(self, job_id: str, transition_id: str) -> Transition:
+        return self._loop.run(self._client.transition(job_id, transition_id))
+
+    def transitions(self, job_id: str) -> tuple[Transition, ...]:
+        return self._loop.run(self._client.transitions(job_id))
+
+    def follow_transition(self, job_id: str, transition_id: str) -> Iterator[Transition]:
+        yield from self._each(self._client.follow_transition(job_id, transition_id))
+
+    def state_digest(self, job_id: str, model_stage: str) -> StateDigests:
+        return self._loop.run(self._client.state_digest(job_id, model_stage))
+
     def cluster_status(self) -> ClusterStatus:
         return self._loop.run(self._client.cluster_status())
 
     def watch(self, job_id: str, *, after: str = "") -> Iterator[JobEvent]:
-        events = self._client.watch(job_id, after=after)
+        yield from self._each(self._client.watch(job_id, after=after))
+
+    def _each(self, values: AsyncIterator[Value]) -> Iterator[Value]:
         try:
-            while (event := self._loop.run(_next(events))) is not None:
-                yield event
+            while (value := self._loop.run(_next(values))) is not None:
+                yield value
         finally:
-            self._loop.run(_close(events))
+            self._loop.run(_close(values))
 
     def job(self, job_id: str) -> SyncJobHandle:
         return SyncJobHandle(self, job_id)
@@ -131,6 +153,24 @@ class SyncJobHandle:
     def samples(self, *, step: int | None = None, limit: int = 0) -> tuple[Sample, ...]:
         return self._client.samples(self.id, step=step, limit=limit)
 
+    def show_transition(self, target: TargetSource) -> Transition:
+        return self._client.show_transition(self.id, target)
+
+    def apply_transition(self, target: TargetSource, *, transition_id: str = "") -> Transition:
+        return self._client.apply_transition(self.id, target, transition_id=transition_id)
+
+    def transition(self, transition_id: str) -> Transition:
+        return self._client.transition(self.id, transition_id)
+
+    def transitions(self) -> tuple[Transition, ...]:
+        return self._client.transitions(self.id)
+
+    def follow_transition(self, transition_id: str) -> Iterator[Transition]:
+        return self._client.follow_transition(self.id, transition_id)
+
+    def state_digest(self, model_stage: str) -> StateDigests:
+        return self._client.state_digest(self.id, model_stage)
+
     def wait(self) -> Job:
         """Return the job when it has ended; JobFailed, with the reason and the end of a log, when it failed."""
         for _ in self.watch():
@@ -138,11 +178,11 @@ class SyncJobHandle:
         return self.get().check()
 
 
-async def _next(events: AsyncIterator[JobEvent]) -> JobEvent | None:
-    return await anext(events, None)
+async def _next(values: AsyncIterator[Value]) -> Value | None:
+    return await anext(values, None)
 
 
-async def _close(events: AsyncIterator[JobEvent]) -> None:
-    close = getattr(events, "aclose", None)
+async def _close(values: AsyncIterator[Value]) -> None:
+    close = getattr(values, "aclose", None)
     if close is not None:
         await close()

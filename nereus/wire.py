@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from nereus.events import JobEvent, JobState
+from nereus.transition import Transition, TransitionEdge, TransitionNode
 from nereus.types import ClusterStatus, Device, Job, Sample, Service
 from nereus.v1 import jobs_pb2 as pb
+from nereus.v1 import transitions_pb2
 from nereus_common.rpc.convert import plan_from_pb
+from nereus_common.transitions.lifecycle import TransitionState
 
 if TYPE_CHECKING:
     from google.protobuf.timestamp_pb2 import Timestamp
@@ -59,6 +63,50 @@ def cluster_from_pb(status: pb.GetClusterStatusResponse) -> ClusterStatus:
             Service(service.name, service.target, service.node, service.alive) for service in status.services
         ),
     )
+
+
+def transition_from_pb(told: transitions_pb2.Transition) -> Transition:
+    unknown = told.state == transitions_pb2.TRANSITION_STATE_UNSPECIFIED
+    name = transitions_pb2.TransitionState.Name(told.state).removeprefix("TRANSITION_STATE_").lower()
+    return Transition(
+        id=told.transition_id,
+        job=told.job_id,
+        state=None if unknown else TransitionState(name),
+        from_epoch=told.from_epoch,
+        plan=plan_from_pb(told.plan),
+        target=plan_from_pb(told.target),
+        nodes=tuple(_node(node) for node in told.nodes),
+        edges=tuple(TransitionEdge(edge.before, edge.after, edge.kind) for edge in told.edges),
+        peaks=_bytes(told.peaks),
+        budgets=_bytes(told.budgets),
+        bytes_moved=told.bytes_moved,
+        bytes_needed=told.bytes_needed,
+        seconds=dict(told.seconds),
+        step=told.step,
+        error_reason=told.error_reason,
+        error_message=told.error_message,
+        created=_time(told.created) if told.HasField("created") else None,
+        ended=_time(told.ended) if told.HasField("ended") else None,
+    )
+
+
+def _node(node: transitions_pb2.TransitionNode) -> TransitionNode:
+    return TransitionNode(
+        id=node.id,
+        primitive=node.primitive,
+        model_stage=node.model_stage,
+        old_replicas=tuple(node.old_replicas),
+        new_replicas=tuple(node.new_replicas),
+        mode=node.mode,
+        bytes=node.bytes,
+        acquires=_bytes(node.acquires),
+        frees=_bytes(node.frees),
+        state=node.state,
+    )
+
+
+def _bytes(of: Iterable[transitions_pb2.DeviceBytes]) -> dict[str, int]:
+    return {one.device: one.bytes for one in of}
 
 
 def _time(stamp: Timestamp) -> datetime:

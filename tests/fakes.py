@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from nereus_common.core.errors import NereusError
+from nereus_common.core.ids import TensorName
 from nereus_common.stages.base import Holding, PullOrder, RankPulled
 
 
@@ -16,7 +17,8 @@ class ScriptedHost:
         self.calls: list[str] = []
         self.failures: dict[str, NereusError] = {}
         self.blocked: dict[str, asyncio.Event] = {}
-        self.digest = 7
+        self.digest_of_rank = 7
+        self.digest_of_state = 8
         self.released = asyncio.Event()
 
     @property
@@ -29,17 +31,17 @@ class ScriptedHost:
     async def load(self, version: int, timeout: float, checkpoint: str = "") -> None:
         await self._do("load")
 
-    async def describe(self, timeout: float) -> Holding:
+    async def describe(self, timeout: float, state: bool = False) -> Holding:
         await self._do("describe")
         return Holding(-1, ())
 
     async def pull(self, order: PullOrder) -> Sequence[RankPulled]:
         await self._do("pull")
-        return (RankPulled(0, 10, 0.1, self.digest),)
+        return (RankPulled(0, 10, 0.1, self.digest_of_rank),)
 
     async def verify(self, version: int, wire_dtype: str, timeout: float) -> Mapping[int, int]:
         await self._do("verify")
-        return {0: self.digest}
+        return {0: self.digest_of_rank}
 
     async def commit(self, version: int, timeout: float) -> None:
         await self._do("commit")
@@ -49,6 +51,20 @@ class ScriptedHost:
 
     async def wake(self, timeout: float) -> None:
         await self._do("wake")
+
+    async def offer(self, version: int, timeout: float) -> Holding:
+        await self._do("offer")
+        return Holding(version, ())
+
+    async def withdraw(self, timeout: float) -> None:
+        await self._do("withdraw")
+
+    async def drop(self, tensors: Sequence[TensorName], timeout: float) -> None:
+        await self._do("drop")
+
+    async def digest(self, version: int, timeout: float) -> Mapping[str, int]:
+        await self._do("digest")
+        return {"parameters": self.digest_of_state}
 
     async def release(self) -> None:
         self.calls.append("release")

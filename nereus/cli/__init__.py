@@ -6,7 +6,7 @@ import typer
 
 
 def build() -> typer.Typer:
-    from nereus.cli import cluster, demo, doctor, job
+    from nereus.cli import cluster, demo, doctor, job, state, transition
 
     app = typer.Typer(
         help="Nereus: RL post-training of language models.",
@@ -20,6 +20,8 @@ def build() -> typer.Typer:
     app.command()(doctor.doctor)
     app.command()(demo.demo)
     app.add_typer(job.app, name="job")
+    app.add_typer(transition.app, name="transition")
+    app.add_typer(state.app, name="state")
     return app
 
 

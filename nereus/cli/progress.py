@@ -17,6 +17,7 @@ from nereus.events import (
     StateChange,
     StepReport,
     SyncReport,
+    TransitionChange,
 )
 
 _STAGES = (("generation", "gen"), ("reward", "rew"), ("reference", "ref"), ("training", "train"), ("sync", "sync"))
@@ -52,6 +53,8 @@ def line(event: JobEvent) -> str | None:
         case Restart() as restart:
             why = escape(f": {restart.message}") if restart.message else ""
             return f"[yellow]attempt {restart.attempt}[/] goes on {_whence(restart)}{why}"
+        case TransitionChange() as change:
+            return f"[magenta]transition {escape(change.transition_id)}[/] {_change(change)}"
         case LogLine() as log:
             return f"[dim]{log.level}[/] {escape(log.message)}"
         case None:
@@ -80,6 +83,19 @@ def _size_and_time(saved: Checkpoint) -> str:
 
 def _whence(restart: Restart) -> str:
     return f"after step {restart.from_step}" if restart.from_step else "from the beginning"
+
+
+def _change(change: TransitionChange) -> str:
+    if change.message:
+        return f"{change.state}: {escape(change.message)}"
+    if change.state != "done":
+        return change.state
+    lost = sum(seconds for phase, seconds in change.seconds.items() if phase != "prepare")
+    ratio = change.bytes_moved / change.bytes_needed if change.bytes_needed else 1.0
+    return (
+        f"done: plan {change.target_plan_id} [dim]({change.bytes_moved / 1e6:.0f} MB, moved/needed {ratio:.2f}, "
+        f"in {lost:.2f} s)[/]"
+    )
 
 
 def _colour(change: StateChange) -> str:

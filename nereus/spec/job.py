@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from nereus.spec.algorithms import Algorithm, GrpoSpec
 from nereus.spec.data import EnvironmentSpec, Prompts, RewardSpec
+from nereus.spec.moves import MoveSpec, merge_target
 from nereus.spec.options import (
     AsyncSpec,
     CheckpointSpec,
@@ -78,6 +79,8 @@ class JobSpec(Section):
     asynchronous: AsyncSpec | None = None
     """None: generation and training take turns."""
     plan: dict[str, Any] | None = None
+    moves: tuple[MoveSpec, ...] = ()
+    """Changes of the plan while the job runs, in the order of their steps."""
     max_logprob_gap: PositiveFloat | None = None
     """The job stops when the mean |log-prob gap| of a step exceeds this; None: it is only reported."""
     evaluation: EvaluationSpec = EvaluationSpec()
@@ -168,19 +171,33 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _plan_fits(self) -> Self:
-        plan = self.explicit_plan
-        if plan is None:
-            return self
+        if self.explicit_plan is not None:
+            self._checked_plan(self.explicit_plan, "plan")
+        return self
+
+    def _checked_plan(self, plan: Plan, where: str) -> Plan:
+        """ValueError names `where` when the job cannot run under `plan`."""
         missing = [str(stage) for stage in self.model_stages if stage not in plan]
         if missing:
-            raise ValueError(f"the plan has no {', '.join(missing)}, which this job needs")
+            raise ValueError(f"the plan has no {', '.join(missing)}, which this job needs ({where})")
         if plan.staleness not in (None, self.staleness or None):
-            raise ValueError(f"plan.staleness is {plan.staleness}, asynchronous.staleness {self.staleness}")
+            raise ValueError(f"{where}.staleness is {plan.staleness}, asynchronous.staleness {self.staleness}")
         if self.asynchronous is not None:
             generating = set(plan[ACTOR_GENERATION].devices)
             shared = [str(n) for n in plan.names if n != ACTOR_GENERATION and generating & set(plan[n].devices)]
             if shared:
                 raise ValueError(f"asynchronous generation shares devices with {', '.join(shared)}: keep them apart")
+        return plan
+
+    @model_validator(mode="after")
+    def _moves_lead_somewhere(self) -> Self:
+        steps = [move.after_step for move in self.moves]
+        if steps != sorted(set(steps)) or (steps and steps[-1] >= self.steps):
+            raise ValueError(f"moves are after the steps {steps}: each later than the one before, below {self.steps}")
+        plan = self.explicit_plan
+        for number, move in enumerate(self.moves if plan is not None else ()):
+            assert plan is not None
+            plan = self._checked_plan(_as_value_error(merge_target, plan, move.plan), f"moves[{number}].plan")
         return self
 
     @property

@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from nereus.v1 import plan_pb2 as nereus_dot_v1_dot_plan__pb2
+from nereus.v1 import transitions_pb2 as nereus_dot_v1_dot_transitions__pb2
 from nereus.v1 import units_pb2 as nereus_dot_v1_dot_units__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bnereus/v1/coordinator.proto\x12\tnereus.v1\x1a\x14nereus/v1/plan.proto\x1a\x15nereus/v1/units.proto\"\x87\x02\n\x0bModelEngine\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.nereus.v1.Model\x12\x34\n\x07\x65ngines\x18\x02 \x03(\x0b\x32#.nereus.v1.ModelEngine.EnginesEntry\x12=\n\x0coptions_json\x18\x03 \x03(\x0b\x32\'.nereus.v1.ModelEngine.OptionsJsonEntry\x1a.\n\x0c\x45nginesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10OptionsJsonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc3\x01\n\x0fPlaceJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1d\n\x04plan\x18\x03 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12&\n\x06models\x18\x04 \x03(\x0b\x32\x16.nereus.v1.ModelEngine\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x0f\n\x07version\x18\x07 \x01(\x03\x12\x12\n\ncheckpoint\x18\x08 \x01(\t\"T\n\nPlacedUnit\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\x13\n\x0bmodel_stage\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x0f\n\x07service\x18\x04 \x01(\t\"^\n\x10PlaceJobResponse\x12$\n\x05units\x18\x01 \x03(\x0b\x32\x15.nereus.v1.PlacedUnit\x12$\n\x05syncs\x18\x02 \x03(\x0b\x32\x15.nereus.v1.SyncReport\"l\n\x12SyncWeightsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"\xca\x01\n\nSyncReport\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x13\n\x0b\x62ytes_moved\x18\x03 \x01(\x04\x12\x14\n\x0c\x62ytes_needed\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12\x31\n\x06phases\x18\x06 \x03(\x0b\x32!.nereus.v1.SyncReport.PhasesEntry\x1a-\n\x0bPhasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"<\n\x13SyncWeightsResponse\x12%\n\x06report\x18\x01 \x01(\x0b\x32\x15.nereus.v1.SyncReport\"#\n\x11ReleaseJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x14\n\x12ReleaseJobResponse2\xf2\x01\n\x12\x43oordinatorService\x12\x43\n\x08PlaceJob\x12\x1a.nereus.v1.PlaceJobRequest\x1a\x1b.nereus.v1.PlaceJobResponse\x12L\n\x0bSyncWeights\x12\x1d.nereus.v1.SyncWeightsRequest\x1a\x1e.nereus.v1.SyncWeightsResponse\x12I\n\nReleaseJob\x12\x1c.nereus.v1.ReleaseJobRequest\x1a\x1d.nereus.v1.ReleaseJobResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bnereus/v1/coordinator.proto\x12\tnereus.v1\x1a\x14nereus/v1/plan.proto\x1a\x1bnereus/v1/transitions.proto\x1a\x15nereus/v1/units.proto\"\x87\x02\n\x0bModelEngine\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.nereus.v1.Model\x12\x34\n\x07\x65ngines\x18\x02 \x03(\x0b\x32#.nereus.v1.ModelEngine.EnginesEntry\x12=\n\x0coptions_json\x18\x03 \x03(\x0b\x32\'.nereus.v1.ModelEngine.OptionsJsonEntry\x1a.\n\x0c\x45nginesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10OptionsJsonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc3\x01\n\x0fPlaceJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1d\n\x04plan\x18\x03 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12&\n\x06models\x18\x04 \x03(\x0b\x32\x16.nereus.v1.ModelEngine\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x0f\n\x07version\x18\x07 \x01(\x03\x12\x12\n\ncheckpoint\x18\x08 \x01(\t\"c\n\nPlacedUnit\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\x13\n\x0bmodel_stage\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x0f\n\x07service\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\"^\n\x10PlaceJobResponse\x12$\n\x05units\x18\x01 \x03(\x0b\x32\x15.nereus.v1.PlacedUnit\x12$\n\x05syncs\x18\x02 \x03(\x0b\x32\x15.nereus.v1.SyncReport\"l\n\x12SyncWeightsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"\xca\x01\n\nSyncReport\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x13\n\x0b\x62ytes_moved\x18\x03 \x01(\x04\x12\x14\n\x0c\x62ytes_needed\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12\x31\n\x06phases\x18\x06 \x03(\x0b\x32!.nereus.v1.SyncReport.PhasesEntry\x1a-\n\x0bPhasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"<\n\x13SyncWeightsResponse\x12%\n\x06report\x18\x01 \x01(\x0b\x32\x15.nereus.v1.SyncReport\"#\n\x11ReleaseJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x14\n\x12ReleaseJobResponse\"H\n\x15PlanTransitionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x1f\n\x06target\x18\x02 \x01(\x0b\x32\x0f.nereus.v1.Plan\"C\n\x16PlanTransitionResponse\x12)\n\ntransition\x18\x01 \x01(\x0b\x32\x15.nereus.v1.Transition\"\x8a\x01\n\x18PrepareTransitionRequest\x12\x15\n\rtransition_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x1f\n\x06target\x18\x04 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"\x1b\n\x19PrepareTransitionResponse\"v\n\x14RunTransitionRequest\x12\x15\n\rtransition_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"r\n\x15RunTransitionResponse\x12$\n\x05units\x18\x01 \x03(\x0b\x32\x15.nereus.v1.PlacedUnit\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12$\n\x05syncs\x18\x03 \x03(\x0b\x32\x15.nereus.v1.SyncReport\"?\n\x16\x41\x62ortTransitionRequest\x12\x15\n\rtransition_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\"\x19\n\x17\x41\x62ortTransitionResponse\">\n\x17\x44igestModelStageRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bmodel_stage\x18\x02 \x01(\t\"T\n\x18\x44igestModelStageResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\'\n\x07\x64igests\x18\x02 \x03(\x0b\x32\x16.nereus.v1.StateDigest2\xb4\x05\n\x12\x43oordinatorService\x12\x43\n\x08PlaceJob\x12\x1a.nereus.v1.PlaceJobRequest\x1a\x1b.nereus.v1.PlaceJobResponse\x12L\n\x0bSyncWeights\x12\x1d.nereus.v1.SyncWeightsRequest\x1a\x1e.nereus.v1.SyncWeightsResponse\x12U\n\x0ePlanTransition\x12 .nereus.v1.PlanTransitionRequest\x1a!.nereus.v1.PlanTransitionResponse\x12^\n\x11PrepareTransition\x12#.nereus.v1.PrepareTransitionRequest\x1a$.nereus.v1.PrepareTransitionResponse\x12R\n\rRunTransition\x12\x1f.nereus.v1.RunTransitionRequest\x1a .nereus.v1.RunTransitionResponse\x12X\n\x0f\x41\x62ortTransition\x12!.nereus.v1.AbortTransitionRequest\x1a\".nereus.v1.AbortTransitionResponse\x12[\n\x10\x44igestModelStage\x12\".nereus.v1.DigestModelStageRequest\x1a#.nereus.v1.DigestModelStageResponse\x12I\n\nReleaseJob\x12\x1c.nereus.v1.ReleaseJobRequest\x1a\x1d.nereus.v1.ReleaseJobResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,30 +40,50 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELENGINE_OPTIONSJSONENTRY']._serialized_options = b'8\001'
   _globals['_SYNCREPORT_PHASESENTRY']._loaded_options = None
   _globals['_SYNCREPORT_PHASESENTRY']._serialized_options = b'8\001'
-  _globals['_MODELENGINE']._serialized_start=88
-  _globals['_MODELENGINE']._serialized_end=351
-  _globals['_MODELENGINE_ENGINESENTRY']._serialized_start=253
-  _globals['_MODELENGINE_ENGINESENTRY']._serialized_end=299
-  _globals['_MODELENGINE_OPTIONSJSONENTRY']._serialized_start=301
-  _globals['_MODELENGINE_OPTIONSJSONENTRY']._serialized_end=351
-  _globals['_PLACEJOBREQUEST']._serialized_start=354
-  _globals['_PLACEJOBREQUEST']._serialized_end=549
-  _globals['_PLACEDUNIT']._serialized_start=551
-  _globals['_PLACEDUNIT']._serialized_end=635
-  _globals['_PLACEJOBRESPONSE']._serialized_start=637
-  _globals['_PLACEJOBRESPONSE']._serialized_end=731
-  _globals['_SYNCWEIGHTSREQUEST']._serialized_start=733
-  _globals['_SYNCWEIGHTSREQUEST']._serialized_end=841
-  _globals['_SYNCREPORT']._serialized_start=844
-  _globals['_SYNCREPORT']._serialized_end=1046
-  _globals['_SYNCREPORT_PHASESENTRY']._serialized_start=1001
-  _globals['_SYNCREPORT_PHASESENTRY']._serialized_end=1046
-  _globals['_SYNCWEIGHTSRESPONSE']._serialized_start=1048
-  _globals['_SYNCWEIGHTSRESPONSE']._serialized_end=1108
-  _globals['_RELEASEJOBREQUEST']._serialized_start=1110
-  _globals['_RELEASEJOBREQUEST']._serialized_end=1145
-  _globals['_RELEASEJOBRESPONSE']._serialized_start=1147
-  _globals['_RELEASEJOBRESPONSE']._serialized_end=1167
-  _globals['_COORDINATORSERVICE']._serialized_start=1170
-  _globals['_COORDINATORSERVICE']._serialized_end=1412
+  _globals['_MODELENGINE']._serialized_start=117
+  _globals['_MODELENGINE']._serialized_end=380
+  _globals['_MODELENGINE_ENGINESENTRY']._serialized_start=282
+  _globals['_MODELENGINE_ENGINESENTRY']._serialized_end=328
+  _globals['_MODELENGINE_OPTIONSJSONENTRY']._serialized_start=330
+  _globals['_MODELENGINE_OPTIONSJSONENTRY']._serialized_end=380
+  _globals['_PLACEJOBREQUEST']._serialized_start=383
+  _globals['_PLACEJOBREQUEST']._serialized_end=578
+  _globals['_PLACEDUNIT']._serialized_start=580
+  _globals['_PLACEDUNIT']._serialized_end=679
+  _globals['_PLACEJOBRESPONSE']._serialized_start=681
+  _globals['_PLACEJOBRESPONSE']._serialized_end=775
+  _globals['_SYNCWEIGHTSREQUEST']._serialized_start=777
+  _globals['_SYNCWEIGHTSREQUEST']._serialized_end=885
+  _globals['_SYNCREPORT']._serialized_start=888
+  _globals['_SYNCREPORT']._serialized_end=1090
+  _globals['_SYNCREPORT_PHASESENTRY']._serialized_start=1045
+  _globals['_SYNCREPORT_PHASESENTRY']._serialized_end=1090
+  _globals['_SYNCWEIGHTSRESPONSE']._serialized_start=1092
+  _globals['_SYNCWEIGHTSRESPONSE']._serialized_end=1152
+  _globals['_RELEASEJOBREQUEST']._serialized_start=1154
+  _globals['_RELEASEJOBREQUEST']._serialized_end=1189
+  _globals['_RELEASEJOBRESPONSE']._serialized_start=1191
+  _globals['_RELEASEJOBRESPONSE']._serialized_end=1211
+  _globals['_PLANTRANSITIONREQUEST']._serialized_start=1213
+  _globals['_PLANTRANSITIONREQUEST']._serialized_end=1285
+  _globals['_PLANTRANSITIONRESPONSE']._serialized_start=1287
+  _globals['_PLANTRANSITIONRESPONSE']._serialized_end=1354
+  _globals['_PREPARETRANSITIONREQUEST']._serialized_start=1357
+  _globals['_PREPARETRANSITIONREQUEST']._serialized_end=1495
+  _globals['_PREPARETRANSITIONRESPONSE']._serialized_start=1497
+  _globals['_PREPARETRANSITIONRESPONSE']._serialized_end=1524
+  _globals['_RUNTRANSITIONREQUEST']._serialized_start=1526
+  _globals['_RUNTRANSITIONREQUEST']._serialized_end=1644
+  _globals['_RUNTRANSITIONRESPONSE']._serialized_start=1646
+  _globals['_RUNTRANSITIONRESPONSE']._serialized_end=1760
+  _globals['_ABORTTRANSITIONREQUEST']._serialized_start=1762
+  _globals['_ABORTTRANSITIONREQUEST']._serialized_end=1825
+  _globals['_ABORTTRANSITIONRESPONSE']._serialized_start=1827
+  _globals['_ABORTTRANSITIONRESPONSE']._serialized_end=1852
+  _globals['_DIGESTMODELSTAGEREQUEST']._serialized_start=1854
+  _globals['_DIGESTMODELSTAGEREQUEST']._serialized_end=1916
+  _globals['_DIGESTMODELSTAGERESPONSE']._serialized_start=1918
+  _globals['_DIGESTMODELSTAGERESPONSE']._serialized_end=2002
+  _globals['_COORDINATORSERVICE']._serialized_start=2005
+  _globals['_COORDINATORSERVICE']._serialized_end=2697
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from nereus.v1 import plan_pb2 as _plan_pb2
+from nereus.v1 import transitions_pb2 as _transitions_pb2
 from nereus.v1 import units_pb2 as _units_pb2
 import builtins as _builtins
 import sys
@@ -142,11 +143,14 @@ class PlacedUnit(_message.Message):
     MODEL_STAGE_FIELD_NUMBER: _builtins.int
     REPLICA_FIELD_NUMBER: _builtins.int
     SERVICE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     unit_id: _builtins.str
     model_stage: _builtins.str
     replica: _builtins.int
     service: _builtins.str
     """gRPC target of the stage service that owns it."""
+    epoch: _builtins.int
+    """The plan epoch in which the unit came to be: every call to it carries this one."""
     def __init__(
         self,
         *,
@@ -154,10 +158,11 @@ class PlacedUnit(_message.Message):
         model_stage: _builtins.str = ...,
         replica: _builtins.int = ...,
         service: _builtins.str = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_stage", b"model_stage", "replica", b"replica", "service", b"service", "unit_id", b"unit_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "model_stage", b"model_stage", "replica", b"replica", "service", b"service", "unit_id", b"unit_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -330,3 +335,236 @@ class ReleaseJobResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReleaseJobResponse: _TypeAlias = ReleaseJobResponse  # noqa: Y015
+
+@_typing.final
+class PlanTransitionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    @_builtins.property
+    def target(self) -> _plan_pb2.Plan: ...
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        target: _plan_pb2.Plan | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanTransitionRequest: _TypeAlias = PlanTransitionRequest  # noqa: Y015
+
+@_typing.final
+class PlanTransitionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSITION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def transition(self) -> _transitions_pb2.Transition: ...
+    def __init__(
+        self,
+        *,
+        transition: _transitions_pb2.Transition | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["transition", b"transition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["transition", b"transition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlanTransitionResponse: _TypeAlias = PlanTransitionResponse  # noqa: Y015
+
+@_typing.final
+class PrepareTransitionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSITION_ID_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    transition_id: _builtins.str
+    job_id: _builtins.str
+    epoch: _builtins.int
+    """The plan epoch that the transition starts from. STALE_EPOCH."""
+    timeout_seconds: _builtins.float
+    @_builtins.property
+    def target(self) -> _plan_pb2.Plan: ...
+    def __init__(
+        self,
+        *,
+        transition_id: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        target: _plan_pb2.Plan | None = ...,
+        timeout_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "job_id", b"job_id", "target", b"target", "timeout_seconds", b"timeout_seconds", "transition_id", b"transition_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareTransitionRequest: _TypeAlias = PrepareTransitionRequest  # noqa: Y015
+
+@_typing.final
+class PrepareTransitionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrepareTransitionResponse: _TypeAlias = PrepareTransitionResponse  # noqa: Y015
+
+@_typing.final
+class RunTransitionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSITION_ID_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    transition_id: _builtins.str
+    job_id: _builtins.str
+    epoch: _builtins.int
+    version: _builtins.int
+    timeout_seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        transition_id: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        version: _builtins.int = ...,
+        timeout_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "job_id", b"job_id", "timeout_seconds", b"timeout_seconds", "transition_id", b"transition_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunTransitionRequest: _TypeAlias = RunTransitionRequest  # noqa: Y015
+
+@_typing.final
+class RunTransitionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNITS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    SYNCS_FIELD_NUMBER: _builtins.int
+    epoch: _builtins.int
+    @_builtins.property
+    def units(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedUnit]:
+        """All units of the plan that is in force now, the kept ones too."""
+
+    @_builtins.property
+    def syncs(self) -> _containers.RepeatedCompositeFieldContainer[Global___SyncReport]: ...
+    def __init__(
+        self,
+        *,
+        units: _abc.Iterable[Global___PlacedUnit] | None = ...,
+        epoch: _builtins.int = ...,
+        syncs: _abc.Iterable[Global___SyncReport] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "syncs", b"syncs", "units", b"units"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunTransitionResponse: _TypeAlias = RunTransitionResponse  # noqa: Y015
+
+@_typing.final
+class AbortTransitionRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TRANSITION_ID_FIELD_NUMBER: _builtins.int
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    transition_id: _builtins.str
+    job_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        transition_id: _builtins.str = ...,
+        job_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "transition_id", b"transition_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbortTransitionRequest: _TypeAlias = AbortTransitionRequest  # noqa: Y015
+
+@_typing.final
+class AbortTransitionResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AbortTransitionResponse: _TypeAlias = AbortTransitionResponse  # noqa: Y015
+
+@_typing.final
+class DigestModelStageRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: _builtins.int
+    MODEL_STAGE_FIELD_NUMBER: _builtins.int
+    job_id: _builtins.str
+    model_stage: _builtins.str
+    def __init__(
+        self,
+        *,
+        job_id: _builtins.str = ...,
+        model_stage: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "model_stage", b"model_stage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DigestModelStageRequest: _TypeAlias = DigestModelStageRequest  # noqa: Y015
+
+@_typing.final
+class DigestModelStageResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedCompositeFieldContainer[_units_pb2.StateDigest]: ...
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        digests: _abc.Iterable[_units_pb2.StateDigest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DigestModelStageResponse: _TypeAlias = DigestModelStageResponse  # noqa: Y015

@@ -45,6 +45,31 @@ class CoordinatorServiceStub:
                 request_serializer=nereus_dot_v1_dot_coordinator__pb2.SyncWeightsRequest.SerializeToString,
                 response_deserializer=nereus_dot_v1_dot_coordinator__pb2.SyncWeightsResponse.FromString,
                 _registered_method=True)
+        self.PlanTransition = channel.unary_unary(
+                '/nereus.v1.CoordinatorService/PlanTransition',
+                request_serializer=nereus_dot_v1_dot_coordinator__pb2.PlanTransitionRequest.SerializeToString,
+                response_deserializer=nereus_dot_v1_dot_coordinator__pb2.PlanTransitionResponse.FromString,
+                _registered_method=True)
+        self.PrepareTransition = channel.unary_unary(
+                '/nereus.v1.CoordinatorService/PrepareTransition',
+                request_serializer=nereus_dot_v1_dot_coordinator__pb2.PrepareTransitionRequest.SerializeToString,
+                response_deserializer=nereus_dot_v1_dot_coordinator__pb2.PrepareTransitionResponse.FromString,
+                _registered_method=True)
+        self.RunTransition = channel.unary_unary(
+                '/nereus.v1.CoordinatorService/RunTransition',
+                request_serializer=nereus_dot_v1_dot_coordinator__pb2.RunTransitionRequest.SerializeToString,
+                response_deserializer=nereus_dot_v1_dot_coordinator__pb2.RunTransitionResponse.FromString,
+                _registered_method=True)
+        self.AbortTransition = channel.unary_unary(
+                '/nereus.v1.CoordinatorService/AbortTransition',
+                request_serializer=nereus_dot_v1_dot_coordinator__pb2.AbortTransitionRequest.SerializeToString,
+                response_deserializer=nereus_dot_v1_dot_coordinator__pb2.AbortTransitionResponse.FromString,
+                _registered_method=True)
+        self.DigestModelStage = channel.unary_unary(
+                '/nereus.v1.CoordinatorService/DigestModelStage',
+                request_serializer=nereus_dot_v1_dot_coordinator__pb2.DigestModelStageRequest.SerializeToString,
+                response_deserializer=nereus_dot_v1_dot_coordinator__pb2.DigestModelStageResponse.FromString,
+                _registered_method=True)
         self.ReleaseJob = channel.unary_unary(
                 '/nereus.v1.CoordinatorService/ReleaseJob',
                 request_serializer=nereus_dot_v1_dot_coordinator__pb2.ReleaseJobRequest.SerializeToString,
@@ -71,6 +96,45 @@ class CoordinatorServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanTransition(self, request, context):
+        """What moving a placed job to another plan would do; nothing is changed. INVALID_PLAN, RESOURCE_EXHAUSTED names the
+        device and the bytes.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PrepareTransition(self, request, context):
+        """Record a transition and begin it: start what can be started beside the running job. Idempotent by transition id.
+        Whatever fails here is undone, and the transition has failed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RunTransition(self, request, context):
+        """At the safe boundary, with all trained models at `version` and nothing in work: move, verify, sync, commit, release.
+        Takes the place of that version's weight syncs. Idempotent. When it fails and the old units are whole, the job is
+        as before and its old plan in force; PROCESS_LOST and VERIFICATION_FAILED say when they are not.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AbortTransition(self, request, context):
+        """Undo a transition that has not been committed. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DigestModelStage(self, request, context):
+        """The digest of what a model-stage of a placed job holds, the same over all its replicas.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ReleaseJob(self, request, context):
         """Release all units of a job. Idempotent.
         """
@@ -90,6 +154,31 @@ def add_CoordinatorServiceServicer_to_server(servicer, server):
                     servicer.SyncWeights,
                     request_deserializer=nereus_dot_v1_dot_coordinator__pb2.SyncWeightsRequest.FromString,
                     response_serializer=nereus_dot_v1_dot_coordinator__pb2.SyncWeightsResponse.SerializeToString,
+            ),
+            'PlanTransition': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanTransition,
+                    request_deserializer=nereus_dot_v1_dot_coordinator__pb2.PlanTransitionRequest.FromString,
+                    response_serializer=nereus_dot_v1_dot_coordinator__pb2.PlanTransitionResponse.SerializeToString,
+            ),
+            'PrepareTransition': grpc.unary_unary_rpc_method_handler(
+                    servicer.PrepareTransition,
+                    request_deserializer=nereus_dot_v1_dot_coordinator__pb2.PrepareTransitionRequest.FromString,
+                    response_serializer=nereus_dot_v1_dot_coordinator__pb2.PrepareTransitionResponse.SerializeToString,
+            ),
+            'RunTransition': grpc.unary_unary_rpc_method_handler(
+                    servicer.RunTransition,
+                    request_deserializer=nereus_dot_v1_dot_coordinator__pb2.RunTransitionRequest.FromString,
+                    response_serializer=nereus_dot_v1_dot_coordinator__pb2.RunTransitionResponse.SerializeToString,
+            ),
+            'AbortTransition': grpc.unary_unary_rpc_method_handler(
+                    servicer.AbortTransition,
+                    request_deserializer=nereus_dot_v1_dot_coordinator__pb2.AbortTransitionRequest.FromString,
+                    response_serializer=nereus_dot_v1_dot_coordinator__pb2.AbortTransitionResponse.SerializeToString,
+            ),
+            'DigestModelStage': grpc.unary_unary_rpc_method_handler(
+                    servicer.DigestModelStage,
+                    request_deserializer=nereus_dot_v1_dot_coordinator__pb2.DigestModelStageRequest.FromString,
+                    response_serializer=nereus_dot_v1_dot_coordinator__pb2.DigestModelStageResponse.SerializeToString,
             ),
             'ReleaseJob': grpc.unary_unary_rpc_method_handler(
                     servicer.ReleaseJob,
@@ -152,6 +241,141 @@ class CoordinatorService:
             '/nereus.v1.CoordinatorService/SyncWeights',
             nereus_dot_v1_dot_coordinator__pb2.SyncWeightsRequest.SerializeToString,
             nereus_dot_v1_dot_coordinator__pb2.SyncWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlanTransition(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nereus.v1.CoordinatorService/PlanTransition',
+            nereus_dot_v1_dot_coordinator__pb2.PlanTransitionRequest.SerializeToString,
+            nereus_dot_v1_dot_coordinator__pb2.PlanTransitionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PrepareTransition(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nereus.v1.CoordinatorService/PrepareTransition',
+            nereus_dot_v1_dot_coordinator__pb2.PrepareTransitionRequest.SerializeToString,
+            nereus_dot_v1_dot_coordinator__pb2.PrepareTransitionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RunTransition(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nereus.v1.CoordinatorService/RunTransition',
+            nereus_dot_v1_dot_coordinator__pb2.RunTransitionRequest.SerializeToString,
+            nereus_dot_v1_dot_coordinator__pb2.RunTransitionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AbortTransition(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nereus.v1.CoordinatorService/AbortTransition',
+            nereus_dot_v1_dot_coordinator__pb2.AbortTransitionRequest.SerializeToString,
+            nereus_dot_v1_dot_coordinator__pb2.AbortTransitionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DigestModelStage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nereus.v1.CoordinatorService/DigestModelStage',
+            nereus_dot_v1_dot_coordinator__pb2.DigestModelStageRequest.SerializeToString,
+            nereus_dot_v1_dot_coordinator__pb2.DigestModelStageResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -22,6 +22,23 @@ class CoordinatorServiceStub:
     """
     SyncWeights: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.SyncWeightsRequest, _coordinator_pb2.SyncWeightsResponse]
     """Bring all units of `model` to `version` of its training units. VERIFICATION_FAILED leaves all on the old one."""
+    PlanTransition: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.PlanTransitionRequest, _coordinator_pb2.PlanTransitionResponse]
+    """What moving a placed job to another plan would do; nothing is changed. INVALID_PLAN, RESOURCE_EXHAUSTED names the
+    device and the bytes.
+    """
+    PrepareTransition: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.PrepareTransitionRequest, _coordinator_pb2.PrepareTransitionResponse]
+    """Record a transition and begin it: start what can be started beside the running job. Idempotent by transition id.
+    Whatever fails here is undone, and the transition has failed.
+    """
+    RunTransition: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.RunTransitionRequest, _coordinator_pb2.RunTransitionResponse]
+    """At the safe boundary, with all trained models at `version` and nothing in work: move, verify, sync, commit, release.
+    Takes the place of that version's weight syncs. Idempotent. When it fails and the old units are whole, the job is
+    as before and its old plan in force; PROCESS_LOST and VERIFICATION_FAILED say when they are not.
+    """
+    AbortTransition: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.AbortTransitionRequest, _coordinator_pb2.AbortTransitionResponse]
+    """Undo a transition that has not been committed. Idempotent."""
+    DigestModelStage: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.DigestModelStageRequest, _coordinator_pb2.DigestModelStageResponse]
+    """The digest of what a model-stage of a placed job holds, the same over all its replicas."""
     ReleaseJob: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.ReleaseJobRequest, _coordinator_pb2.ReleaseJobResponse]
     """Release all units of a job. Idempotent."""
 
@@ -45,6 +62,53 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_coordinator_pb2.SyncWeightsRequest, _abc.Awaitable[_coordinator_pb2.SyncWeightsResponse]],
     ) -> _abc.Awaitable[_coordinator_pb2.SyncWeightsResponse]:
         """Bring all units of `model` to `version` of its training units. VERIFICATION_FAILED leaves all on the old one."""
+
+    @_abc_1.abstractmethod
+    def PlanTransition(
+        self,
+        request: _coordinator_pb2.PlanTransitionRequest,
+        context: _aio.ServicerContext[_coordinator_pb2.PlanTransitionRequest, _abc.Awaitable[_coordinator_pb2.PlanTransitionResponse]],
+    ) -> _abc.Awaitable[_coordinator_pb2.PlanTransitionResponse]:
+        """What moving a placed job to another plan would do; nothing is changed. INVALID_PLAN, RESOURCE_EXHAUSTED names the
+        device and the bytes.
+        """
+
+    @_abc_1.abstractmethod
+    def PrepareTransition(
+        self,
+        request: _coordinator_pb2.PrepareTransitionRequest,
+        context: _aio.ServicerContext[_coordinator_pb2.PrepareTransitionRequest, _abc.Awaitable[_coordinator_pb2.PrepareTransitionResponse]],
+    ) -> _abc.Awaitable[_coordinator_pb2.PrepareTransitionResponse]:
+        """Record a transition and begin it: start what can be started beside the running job. Idempotent by transition id.
+        Whatever fails here is undone, and the transition has failed.
+        """
+
+    @_abc_1.abstractmethod
+    def RunTransition(
+        self,
+        request: _coordinator_pb2.RunTransitionRequest,
+        context: _aio.ServicerContext[_coordinator_pb2.RunTransitionRequest, _abc.Awaitable[_coordinator_pb2.RunTransitionResponse]],
+    ) -> _abc.Awaitable[_coordinator_pb2.RunTransitionResponse]:
+        """At the safe boundary, with all trained models at `version` and nothing in work: move, verify, sync, commit, release.
+        Takes the place of that version's weight syncs. Idempotent. When it fails and the old units are whole, the job is
+        as before and its old plan in force; PROCESS_LOST and VERIFICATION_FAILED say when they are not.
+        """
+
+    @_abc_1.abstractmethod
+    def AbortTransition(
+        self,
+        request: _coordinator_pb2.AbortTransitionRequest,
+        context: _aio.ServicerContext[_coordinator_pb2.AbortTransitionRequest, _abc.Awaitable[_coordinator_pb2.AbortTransitionResponse]],
+    ) -> _abc.Awaitable[_coordinator_pb2.AbortTransitionResponse]:
+        """Undo a transition that has not been committed. Idempotent."""
+
+    @_abc_1.abstractmethod
+    def DigestModelStage(
+        self,
+        request: _coordinator_pb2.DigestModelStageRequest,
+        context: _aio.ServicerContext[_coordinator_pb2.DigestModelStageRequest, _abc.Awaitable[_coordinator_pb2.DigestModelStageResponse]],
+    ) -> _abc.Awaitable[_coordinator_pb2.DigestModelStageResponse]:
+        """The digest of what a model-stage of a placed job holds, the same over all its replicas."""
 
     @_abc_1.abstractmethod
     def ReleaseJob(

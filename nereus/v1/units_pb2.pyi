@@ -298,17 +298,21 @@ class DescribeBoxesRequest(_message.Message):
 
     UNIT_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     unit_id: _builtins.str
     epoch: _builtins.int
+    state: _builtins.bool
+    """Of the whole state, the optimizer's tensors too, as OfferState serves it and PullState with `state` fills it."""
     def __init__(
         self,
         *,
         unit_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        state: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "unit_id", b"unit_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "state", b"state", "unit_id", b"unit_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -428,6 +432,8 @@ class PullStateRequest(_message.Message):
     PEERS_FIELD_NUMBER: _builtins.int
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     TRANSITION_ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     unit_id: _builtins.str
     epoch: _builtins.int
     version: _builtins.int
@@ -435,6 +441,10 @@ class PullStateRequest(_message.Message):
     timeout_seconds: _builtins.float
     transition_id: _builtins.str
     """Names the move in logs and tags."""
+    state: _builtins.bool
+    """Fill the whole state of a new unit from offers, in the dtypes in which it is held."""
+    more: _builtins.bool
+    """More of this version follows in further calls; the unit is whole after the call without it."""
     @_builtins.property
     def transfers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Transfer]: ...
     @_builtins.property
@@ -450,10 +460,12 @@ class PullStateRequest(_message.Message):
         peers: _abc.Iterable[Global___Peer] | None = ...,
         timeout_seconds: _builtins.float = ...,
         transition_id: _builtins.str = ...,
+        state: _builtins.bool = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "peers", b"peers", "timeout_seconds", b"timeout_seconds", "transfers", b"transfers", "transition_id", b"transition_id", "unit_id", b"unit_id", "version", b"version", "wire_dtype", b"wire_dtype"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "more", b"more", "peers", b"peers", "state", b"state", "timeout_seconds", b"timeout_seconds", "transfers", b"transfers", "transition_id", b"transition_id", "unit_id", b"unit_id", "version", b"version", "wire_dtype", b"wire_dtype"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -625,6 +637,202 @@ class CommitUnitResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommitUnitResponse: _TypeAlias = CommitUnitResponse  # noqa: Y015
+
+@_typing.final
+class OfferStateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIT_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    unit_id: _builtins.str
+    epoch: _builtins.int
+    version: _builtins.int
+    def __init__(
+        self,
+        *,
+        unit_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "unit_id", b"unit_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OfferStateRequest: _TypeAlias = OfferStateRequest  # noqa: Y015
+
+@_typing.final
+class OfferStateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RANKS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankBoxes]:
+        """As of DescribeBoxes with `state`; their holder is named "UNIT_ID:state" in transfers."""
+
+    def __init__(
+        self,
+        *,
+        ranks: _abc.Iterable[Global___RankBoxes] | None = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranks", b"ranks", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OfferStateResponse: _TypeAlias = OfferStateResponse  # noqa: Y015
+
+@_typing.final
+class WithdrawStateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIT_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    unit_id: _builtins.str
+    epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        unit_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "unit_id", b"unit_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WithdrawStateRequest: _TypeAlias = WithdrawStateRequest  # noqa: Y015
+
+@_typing.final
+class WithdrawStateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WithdrawStateResponse: _TypeAlias = WithdrawStateResponse  # noqa: Y015
+
+@_typing.final
+class DropStateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIT_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    unit_id: _builtins.str
+    epoch: _builtins.int
+    @_builtins.property
+    def tensors(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        unit_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        tensors: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "tensors", b"tensors", "unit_id", b"unit_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropStateRequest: _TypeAlias = DropStateRequest  # noqa: Y015
+
+@_typing.final
+class DropStateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropStateResponse: _TypeAlias = DropStateResponse  # noqa: Y015
+
+@_typing.final
+class DigestStateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIT_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    unit_id: _builtins.str
+    epoch: _builtins.int
+    version: _builtins.int
+    def __init__(
+        self,
+        *,
+        unit_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "unit_id", b"unit_id", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DigestStateRequest: _TypeAlias = DigestStateRequest  # noqa: Y015
+
+@_typing.final
+class StateDigest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    kind: _builtins.str
+    """"parameters", "exp_avg", "exp_avg_sq" or "step"."""
+    digest: _builtins.int
+    def __init__(
+        self,
+        *,
+        kind: _builtins.str = ...,
+        digest: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "kind", b"kind"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StateDigest: _TypeAlias = StateDigest  # noqa: Y015
+
+@_typing.final
+class DigestStateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGESTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def digests(self) -> _containers.RepeatedCompositeFieldContainer[Global___StateDigest]: ...
+    def __init__(
+        self,
+        *,
+        digests: _abc.Iterable[Global___StateDigest] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digests", b"digests"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DigestStateResponse: _TypeAlias = DigestStateResponse  # noqa: Y015
 
 @_typing.final
 class SleepUnitRequest(_message.Message):

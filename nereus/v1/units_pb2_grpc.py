@@ -66,6 +66,26 @@ class UnitServiceStub:
                 request_serializer=nereus_dot_v1_dot_units__pb2.CommitUnitRequest.SerializeToString,
                 response_deserializer=nereus_dot_v1_dot_units__pb2.CommitUnitResponse.FromString,
                 _registered_method=True)
+        self.OfferState = channel.unary_unary(
+                '/nereus.v1.UnitService/OfferState',
+                request_serializer=nereus_dot_v1_dot_units__pb2.OfferStateRequest.SerializeToString,
+                response_deserializer=nereus_dot_v1_dot_units__pb2.OfferStateResponse.FromString,
+                _registered_method=True)
+        self.WithdrawState = channel.unary_unary(
+                '/nereus.v1.UnitService/WithdrawState',
+                request_serializer=nereus_dot_v1_dot_units__pb2.WithdrawStateRequest.SerializeToString,
+                response_deserializer=nereus_dot_v1_dot_units__pb2.WithdrawStateResponse.FromString,
+                _registered_method=True)
+        self.DropState = channel.unary_unary(
+                '/nereus.v1.UnitService/DropState',
+                request_serializer=nereus_dot_v1_dot_units__pb2.DropStateRequest.SerializeToString,
+                response_deserializer=nereus_dot_v1_dot_units__pb2.DropStateResponse.FromString,
+                _registered_method=True)
+        self.DigestState = channel.unary_unary(
+                '/nereus.v1.UnitService/DigestState',
+                request_serializer=nereus_dot_v1_dot_units__pb2.DigestStateRequest.SerializeToString,
+                response_deserializer=nereus_dot_v1_dot_units__pb2.DigestStateResponse.FromString,
+                _registered_method=True)
         self.SleepUnit = channel.unary_unary(
                 '/nereus.v1.UnitService/SleepUnit',
                 request_serializer=nereus_dot_v1_dot_units__pb2.SleepUnitRequest.SerializeToString,
@@ -139,6 +159,36 @@ class UnitServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OfferState(self, request, context):
+        """Serve the whole state of `version` in place to other units: of a training unit parameters, optimizer tensors and
+        counters, of others the weights. Until WithdrawState the unit keeps it as it is and does no work. STALE_VERSION.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WithdrawState(self, request, context):
+        """End an offer: the unit works again. FAILED_PRECONDITION once any of its state was dropped.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropState(self, request, context):
+        """Free the storage of tensors that are offered and that other units hold by now. Idempotent. The unit is of no use
+        afterwards but for what it still holds.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DigestState(self, request, context):
+        """The digest of the unit's logical state, the same for every layout that holds the same bits.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SleepUnit(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -196,6 +246,26 @@ def add_UnitServiceServicer_to_server(servicer, server):
                     servicer.CommitUnit,
                     request_deserializer=nereus_dot_v1_dot_units__pb2.CommitUnitRequest.FromString,
                     response_serializer=nereus_dot_v1_dot_units__pb2.CommitUnitResponse.SerializeToString,
+            ),
+            'OfferState': grpc.unary_unary_rpc_method_handler(
+                    servicer.OfferState,
+                    request_deserializer=nereus_dot_v1_dot_units__pb2.OfferStateRequest.FromString,
+                    response_serializer=nereus_dot_v1_dot_units__pb2.OfferStateResponse.SerializeToString,
+            ),
+            'WithdrawState': grpc.unary_unary_rpc_method_handler(
+                    servicer.WithdrawState,
+                    request_deserializer=nereus_dot_v1_dot_units__pb2.WithdrawStateRequest.FromString,
+                    response_serializer=nereus_dot_v1_dot_units__pb2.WithdrawStateResponse.SerializeToString,
+            ),
+            'DropState': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropState,
+                    request_deserializer=nereus_dot_v1_dot_units__pb2.DropStateRequest.FromString,
+                    response_serializer=nereus_dot_v1_dot_units__pb2.DropStateResponse.SerializeToString,
+            ),
+            'DigestState': grpc.unary_unary_rpc_method_handler(
+                    servicer.DigestState,
+                    request_deserializer=nereus_dot_v1_dot_units__pb2.DigestStateRequest.FromString,
+                    response_serializer=nereus_dot_v1_dot_units__pb2.DigestStateResponse.SerializeToString,
             ),
             'SleepUnit': grpc.unary_unary_rpc_method_handler(
                     servicer.SleepUnit,
@@ -382,6 +452,114 @@ class UnitService:
             '/nereus.v1.UnitService/CommitUnit',
             nereus_dot_v1_dot_units__pb2.CommitUnitRequest.SerializeToString,
             nereus_dot_v1_dot_units__pb2.CommitUnitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OfferState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nereus.v1.UnitService/OfferState',
+            nereus_dot_v1_dot_units__pb2.OfferStateRequest.SerializeToString,
+            nereus_dot_v1_dot_units__pb2.OfferStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WithdrawState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nereus.v1.UnitService/WithdrawState',
+            nereus_dot_v1_dot_units__pb2.WithdrawStateRequest.SerializeToString,
+            nereus_dot_v1_dot_units__pb2.WithdrawStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nereus.v1.UnitService/DropState',
+            nereus_dot_v1_dot_units__pb2.DropStateRequest.SerializeToString,
+            nereus_dot_v1_dot_units__pb2.DropStateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DigestState(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nereus.v1.UnitService/DigestState',
+            nereus_dot_v1_dot_units__pb2.DigestStateRequest.SerializeToString,
+            nereus_dot_v1_dot_units__pb2.DigestStateResponse.FromString,
             options,
             channel_credentials,
             insecure,

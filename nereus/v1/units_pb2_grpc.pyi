@@ -38,6 +38,18 @@ class UnitServiceStub:
     """
     CommitUnit: _aio.UnaryUnaryMultiCallable[_units_pb2.CommitUnitRequest, _units_pb2.CommitUnitResponse]
     """Serve the version."""
+    OfferState: _aio.UnaryUnaryMultiCallable[_units_pb2.OfferStateRequest, _units_pb2.OfferStateResponse]
+    """Serve the whole state of `version` in place to other units: of a training unit parameters, optimizer tensors and
+    counters, of others the weights. Until WithdrawState the unit keeps it as it is and does no work. STALE_VERSION.
+    """
+    WithdrawState: _aio.UnaryUnaryMultiCallable[_units_pb2.WithdrawStateRequest, _units_pb2.WithdrawStateResponse]
+    """End an offer: the unit works again. FAILED_PRECONDITION once any of its state was dropped."""
+    DropState: _aio.UnaryUnaryMultiCallable[_units_pb2.DropStateRequest, _units_pb2.DropStateResponse]
+    """Free the storage of tensors that are offered and that other units hold by now. Idempotent. The unit is of no use
+    afterwards but for what it still holds.
+    """
+    DigestState: _aio.UnaryUnaryMultiCallable[_units_pb2.DigestStateRequest, _units_pb2.DigestStateResponse]
+    """The digest of the unit's logical state, the same for every layout that holds the same bits."""
     SleepUnit: _aio.UnaryUnaryMultiCallable[_units_pb2.SleepUnitRequest, _units_pb2.SleepUnitResponse]
     WakeUnit: _aio.UnaryUnaryMultiCallable[_units_pb2.WakeUnitRequest, _units_pb2.WakeUnitResponse]
     ReleaseUnit: _aio.UnaryUnaryMultiCallable[_units_pb2.ReleaseUnitRequest, _units_pb2.ReleaseUnitResponse]
@@ -104,6 +116,42 @@ class UnitServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_units_pb2.CommitUnitRequest, _abc.Awaitable[_units_pb2.CommitUnitResponse]],
     ) -> _abc.Awaitable[_units_pb2.CommitUnitResponse]:
         """Serve the version."""
+
+    @_abc_1.abstractmethod
+    def OfferState(
+        self,
+        request: _units_pb2.OfferStateRequest,
+        context: _aio.ServicerContext[_units_pb2.OfferStateRequest, _abc.Awaitable[_units_pb2.OfferStateResponse]],
+    ) -> _abc.Awaitable[_units_pb2.OfferStateResponse]:
+        """Serve the whole state of `version` in place to other units: of a training unit parameters, optimizer tensors and
+        counters, of others the weights. Until WithdrawState the unit keeps it as it is and does no work. STALE_VERSION.
+        """
+
+    @_abc_1.abstractmethod
+    def WithdrawState(
+        self,
+        request: _units_pb2.WithdrawStateRequest,
+        context: _aio.ServicerContext[_units_pb2.WithdrawStateRequest, _abc.Awaitable[_units_pb2.WithdrawStateResponse]],
+    ) -> _abc.Awaitable[_units_pb2.WithdrawStateResponse]:
+        """End an offer: the unit works again. FAILED_PRECONDITION once any of its state was dropped."""
+
+    @_abc_1.abstractmethod
+    def DropState(
+        self,
+        request: _units_pb2.DropStateRequest,
+        context: _aio.ServicerContext[_units_pb2.DropStateRequest, _abc.Awaitable[_units_pb2.DropStateResponse]],
+    ) -> _abc.Awaitable[_units_pb2.DropStateResponse]:
+        """Free the storage of tensors that are offered and that other units hold by now. Idempotent. The unit is of no use
+        afterwards but for what it still holds.
+        """
+
+    @_abc_1.abstractmethod
+    def DigestState(
+        self,
+        request: _units_pb2.DigestStateRequest,
+        context: _aio.ServicerContext[_units_pb2.DigestStateRequest, _abc.Awaitable[_units_pb2.DigestStateResponse]],
+    ) -> _abc.Awaitable[_units_pb2.DigestStateResponse]:
+        """The digest of the unit's logical state, the same for every layout that holds the same bits."""
 
     @_abc_1.abstractmethod
     def SleepUnit(

@@ -3,6 +3,9 @@
     PREPARING ──► PREPARED ──► LOADING ──► LOADED ──► ACTIVE ◄──► ASLEEP
                                   ▲           ▲          │
                                   └───────────┴── UPDATING (a new version is being pulled)
+                                                ACTIVE ◄──► OFFERING ──► DRAINED (parts of its state are gone)
+    PREPARED, LOADING, LOADED ──► DRAINED (a unit that never served offers the parts it has)
+    DRAINED ──► LOADING (its gaps are filled by pulling)
     every phase but RELEASED and LOST ──► RELEASED | LOST
 
 The table is the design: what is not in it is refused.
@@ -26,6 +29,8 @@ class Phase(StrEnum):
     ACTIVE = "active"
     UPDATING = "updating"
     ASLEEP = "asleep"
+    OFFERING = "offering"
+    DRAINED = "drained"
     RELEASED = "released"
     LOST = "lost"
 
@@ -44,6 +49,11 @@ class Event(StrEnum):
     UPDATE_FAILED = "update_failed"
     SLEPT = "slept"
     WOKEN = "woken"
+    OFFERED = "offered"
+    """Other units may read its whole state, which nothing changes meanwhile."""
+    WITHDRAWN = "withdrawn"
+    DROPPED = "dropped"
+    """Storage of some tensors is free; other units hold them."""
     RELEASED = "released"
     LOST = "lost"
 
@@ -60,6 +70,14 @@ NEXT: dict[tuple[Phase, Event], Phase] = {
     (Phase.ACTIVE, Event.SLEPT): Phase.ASLEEP,
     (Phase.ASLEEP, Event.WOKEN): Phase.ACTIVE,
     (Phase.ASLEEP, Event.LOAD_STARTED): Phase.LOADING,
+    (Phase.ACTIVE, Event.OFFERED): Phase.OFFERING,
+    (Phase.OFFERING, Event.WITHDRAWN): Phase.ACTIVE,
+    (Phase.OFFERING, Event.DROPPED): Phase.DRAINED,
+    (Phase.DRAINED, Event.DROPPED): Phase.DRAINED,
+    (Phase.PREPARED, Event.OFFERED): Phase.DRAINED,
+    (Phase.LOADING, Event.OFFERED): Phase.DRAINED,
+    (Phase.LOADED, Event.OFFERED): Phase.DRAINED,
+    (Phase.DRAINED, Event.LOAD_STARTED): Phase.LOADING,
 } | {
     (phase, end): Phase(end.value)
     for phase in Phase

@@ -98,3 +98,8 @@ class TransferProgram:
     @property
     def bytes(self) -> int:
         return sum(transfer.box.elements for transfer in self.transfers) * self.item_bytes
+
+
+def state_holder(unit: str) -> str:
+    """The name under which a unit's ranks hold what they offer, apart from what they publish at every step."""
+    return f"{unit}:state"

@@ -16,6 +16,7 @@ from nereus_common.registry.records import (
     LeaseStatus,
     ServiceRecord,
     ServiceStatus,
+    TransitionRecord,
     Versioned,
 )
 
@@ -31,6 +32,7 @@ __all__ = [
     "Registry",
     "ServiceRecord",
     "ServiceStatus",
+    "TransitionRecord",
     "Versioned",
     "open_registry",
 ]

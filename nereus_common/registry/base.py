@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Self
 
 from nereus_common.core.emu import Unit
-from nereus_common.core.ids import DeviceId, JobId, UnitId, check_name
+from nereus_common.core.ids import DeviceId, JobId, TransitionId, UnitId, check_name
 from nereus_common.core.plan import Plan
 from nereus_common.registry import codec
 from nereus_common.registry.records import (
@@ -34,6 +34,7 @@ from nereus_common.registry.records import (
     LeaseStatus,
     ServiceRecord,
     ServiceStatus,
+    TransitionRecord,
     Versioned,
 )
 
@@ -150,6 +151,20 @@ class Registry(ABC):
     @abstractmethod
     async def get_plan(self, job: JobId, epoch: int | None = None) -> CommittedPlan:
         """The plan in force, or the one committed as `epoch`. NotFound."""
+
+    # -- transitions ----------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    async def put_transition(self, record: TransitionRecord, *, expected: int, fence: int | None = None) -> int:
+        """Write a transition if it is at revision `expected`; return the new revision. Conflict; StaleEpoch (fence)."""
+
+    @abstractmethod
+    async def get_transition(self, job: JobId, transition: TransitionId) -> Versioned[TransitionRecord]:
+        """NotFound."""
+
+    @abstractmethod
+    async def transitions(self, job: JobId) -> tuple[Versioned[TransitionRecord], ...]:
+        """Of a job, oldest first."""
 
     # -- units ----------------------------------------------------------------------------------------------------
 

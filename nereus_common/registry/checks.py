@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from nereus_common.core.errors import InvalidInput
-from nereus_common.core.ids import DeviceId, JobId, UnitId, check_name
+from nereus_common.core.ids import DeviceId, JobId, TransitionId, UnitId, check_name
 from nereus_common.registry import refusals
 from nereus_common.registry.records import Device
 
@@ -18,6 +18,11 @@ MAX_BYTES = 1 << 53
 def job(job_id: JobId) -> JobId:
     check_name(job_id, "job_id")
     return job_id
+
+
+def transition(transition_id: TransitionId) -> TransitionId:
+    check_name(transition_id, "transition_id")
+    return transition_id
 
 
 def unit(unit_id: UnitId) -> None:

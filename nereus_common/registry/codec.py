@@ -10,7 +10,9 @@ from nereus_common.core.emu import Phase, Unit
 from nereus_common.core.errors import InvalidInput
 from nereus_common.core.ids import DeviceId, JobId, ModelStage, UnitId
 from nereus_common.core.layout import Layout
-from nereus_common.registry.records import JobRecord, JobState, ServiceRecord
+from nereus_common.core.plan import plan_from_dict, plan_to_dict
+from nereus_common.registry.records import JobRecord, JobState, ServiceRecord, TransitionRecord
+from nereus_common.transitions.lifecycle import NodeState, TransitionState
 
 
 def unit_to_json(unit: Unit) -> str:
@@ -53,6 +55,22 @@ def job_from_json(text: str) -> JobRecord:
     data["state"] = JobState(data["state"])
     data["error_log"] = tuple(data["error_log"])
     return JobRecord(**data)
+
+
+def transition_to_json(record: TransitionRecord) -> str:
+    plans = {"plan": plan_to_dict(record.plan), "target": plan_to_dict(record.target)}
+    plain = {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+    return _dump({**plain, **plans})
+
+
+def transition_from_json(text: str) -> TransitionRecord:
+    data = json.loads(text)
+    data |= {name: plan_from_dict(data[name]) for name in ("plan", "target")}
+    data |= {name: tuple(data[name]) for name in ("units", "kept")}
+    data["state"] = TransitionState(data["state"])
+    data["nodes"] = tuple(NodeState(node) for node in data["nodes"])
+    data["rounds"] = {int(node): number for node, number in data["rounds"].items()}
+    return TransitionRecord(**data)
 
 
 def service_to_json(service: ServiceRecord) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from nereus_common.core.emu import Unit
-from nereus_common.core.ids import DeviceId, JobId, UnitId
+from nereus_common.core.ids import DeviceId, JobId, TransitionId, UnitId
 from nereus_common.core.plan import Plan
 from nereus_common.registry import checks, codec, refusals
 from nereus_common.registry.base import EVENTS_KEPT, Registry
@@ -25,6 +25,7 @@ from nereus_common.registry.records import (
     Lease,
     LeaseStatus,
     T,
+    TransitionRecord,
     Versioned,
 )
 
@@ -36,6 +37,7 @@ class _Job:
     record: Versioned[JobRecord] | None = None
     plans: list[Plan] = field(default_factory=list)
     units: dict[UnitId, Versioned[Unit]] = field(default_factory=dict)
+    transitions: dict[TransitionId, Versioned[TransitionRecord]] = field(default_factory=dict)
     events: deque[JobEvent] = field(default_factory=deque)
     last_event: int = 0
     fence: int = 0
@@ -177,6 +179,24 @@ class MemoryRegistry(Registry):
         if not 1 <= wanted <= len(plans):
             raise refusals.no_plan(job, epoch)
         return CommittedPlan(wanted, plans[wanted - 1])
+
+    async def put_transition(self, record: TransitionRecord, *, expected: int, fence: int | None = None) -> int:
+        name = checks.transition(record.id)
+        place = self._job(record.job)
+        place.bar(f"writing transition {name}", fence)
+        written = _replaced(place.transitions.get(name), record, expected, f"transition {name}")
+        place.transitions[name] = written
+        return written.revision
+
+    async def get_transition(self, job: JobId, transition: TransitionId) -> Versioned[TransitionRecord]:
+        found = self._job(job).transitions.get(transition)
+        if found is None:
+            raise refusals.no_transition(job, transition)
+        return found
+
+    async def transitions(self, job: JobId) -> tuple[Versioned[TransitionRecord], ...]:
+        known = self._job(job).transitions.values()
+        return tuple(sorted(known, key=lambda record: (record.value.created, record.value.id)))
 
     async def put_unit(self, unit: Unit, *, expected: int, fence: int | None = None) -> int:
         checks.unit(unit.id)

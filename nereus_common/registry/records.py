@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from nereus_common.core.ids import DeviceId, JobId, UnitId
+from nereus_common.core.ids import DeviceId, JobId, TransitionId, UnitId
 from nereus_common.core.plan import Plan
+from nereus_common.transitions.lifecycle import NodeState, TransitionState
 
 T = TypeVar("T")
 
@@ -101,6 +103,36 @@ class CommittedPlan:
 
     epoch: int
     plan: Plan
+
+
+@dataclass(frozen=True, slots=True)
+class TransitionRecord:
+    """A transition as its journal has it. Times in seconds since the Unix epoch, `seconds` by phase.
+
+    `nodes`: the state of each node of its DAG, by id; `dag_json`: that DAG, for readers. `units`: what it has made or
+    begun to make; `kept`: what stays as it is; `rounds`: how many rounds of an in-place move are durable, by node.
+    `step`: the version it ran at, -1 before.
+    """
+
+    id: TransitionId
+    job: JobId
+    from_epoch: int
+    plan: Plan
+    target: Plan
+    created: float
+    state: TransitionState = TransitionState.PLANNED
+    dag_json: str = "{}"
+    nodes: tuple[NodeState, ...] = ()
+    units: tuple[UnitId, ...] = ()
+    kept: tuple[UnitId, ...] = ()
+    rounds: Mapping[int, int] = field(default_factory=dict)
+    step: int = -1
+    bytes_moved: int = 0
+    bytes_needed: int = 0
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    error_reason: str = ""
+    error_message: str = ""
+    ended: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

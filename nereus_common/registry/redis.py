@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nereus_common.core.emu import Unit
-from nereus_common.core.ids import DeviceId, JobId, UnitId
+from nereus_common.core.ids import DeviceId, JobId, TransitionId, UnitId
 from nereus_common.core.plan import Plan, plan_from_json
 from nereus_common.registry import checks, codec, refusals, scripts
 from nereus_common.registry.base import EVENTS_KEPT, Registry
@@ -20,6 +20,7 @@ from nereus_common.registry.records import (
     JobRecord,
     Lease,
     LeaseStatus,
+    TransitionRecord,
     Versioned,
 )
 
@@ -167,6 +168,25 @@ class RedisRegistry(Registry):
         if text is None:
             raise refusals.no_plan(job, epoch)
         return CommittedPlan(int(current), plan_from_json(text))
+
+    # -- transitions ----------------------------------------------------------------------------------------------
+
+    async def put_transition(self, record: TransitionRecord, *, expected: int, fence: int | None = None) -> int:
+        where, head = scripts.transitions(checks.job(record.job)), scripts.head(record.job)
+        text, name = codec.transition_to_json(record), checks.transition(record.id)
+        return await self._put(where, head, name, expected, text, fence, f"transition {name}")
+
+    async def get_transition(self, job: JobId, transition: TransitionId) -> Versioned[TransitionRecord]:
+        stored = await self._record(scripts.transitions(checks.job(job)), transition)
+        if stored is None:
+            raise refusals.no_transition(job, transition)
+        return Versioned(codec.transition_from_json(stored.value), stored.revision)
+
+    async def transitions(self, job: JobId) -> tuple[Versioned[TransitionRecord], ...]:
+        stored = await self._hash(scripts.transitions(checks.job(job)))
+        records = (_split(text) for text in stored.values())
+        found = (Versioned(codec.transition_from_json(record.value), record.revision) for record in records)
+        return tuple(sorted(found, key=lambda record: (record.value.created, record.value.id)))
 
     # -- units ----------------------------------------------------------------------------------------------------
 

@@ -89,6 +89,15 @@ def no_job(job: str) -> NotFound:
     return NotFound(f"there is no job {job}", remedy="`nereus job list` names those that exist", job=job)
 
 
+def no_transition(job: str, transition: str) -> NotFound:
+    return NotFound(
+        f"job {job} has no transition {transition}",
+        remedy=f"`nereus transition list {job}` shows them",
+        job=job,
+        transition=transition,
+    )
+
+
 def no_unit(job: str, unit: str) -> NotFound:
     return NotFound(f"job {job} has no unit {unit}", job=job, unit=unit)
 

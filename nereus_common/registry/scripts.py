@@ -28,6 +28,10 @@ def plans(job: JobId) -> str:
     return f"nereus:{{job:{job}}}:plans"
 
 
+def transitions(job: JobId) -> str:
+    return f"nereus:{{job:{job}}}:transitions"
+
+
 def units(job: JobId) -> str:
     return f"nereus:{{job:{job}}}:units"
 

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from nereus_common.core.emu import Unit
+from nereus_common.core.errors import UnsupportedByEngine
 from nereus_common.core.ids import Head, JobId, ModelStage, TensorName, UnitId
 from nereus_common.core.plan import StagePlan
 from nereus_common.core.transfer import Box, RankRef, Transfer
+from nereus_common.core.transfer import state_holder as state_holder
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,10 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class PullOrder:
-    """Bring the unit's staging to `version`. `timeout` in seconds."""
+    """Bring the unit's staging to `version`. `timeout` in seconds.
+
+    `state`: fill the whole state of a new unit from offers instead, in place; `more`: further parts follow.
+    """
 
     version: int
     wire_dtype: str
@@ -68,6 +73,8 @@ class PullOrder:
     addresses: Mapping[RankRef, bytes]
     timeout: float
     transition: str
+    state: bool = False
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +110,8 @@ class UnitHost(Protocol):
         Only training units are given a checkpoint. VerificationFailed when the state is not the one that was saved.
         """
 
-    async def describe(self, timeout: float) -> Holding: ...
+    async def describe(self, timeout: float, state: bool = False) -> Holding:
+        """`state`: of the whole state, as `offer` serves it; of a training unit with the optimizer's tensors."""
 
     async def pull(self, order: PullOrder) -> Sequence[RankPulled]:
         """Pull into staging, digests checked. What is served stays untouched."""
@@ -113,6 +121,18 @@ class UnitHost(Protocol):
 
     async def commit(self, version: int, timeout: float) -> None:
         """Serve `version`."""
+
+    async def offer(self, version: int, timeout: float) -> Holding:
+        """Serve the whole state in place, as holder `state_holder(unit)`, until `withdraw`. Idempotent."""
+
+    async def withdraw(self, timeout: float) -> None:
+        """End the offer."""
+
+    async def drop(self, tensors: Sequence[TensorName], timeout: float) -> None:
+        """Free the storage of offered tensors on every rank. Idempotent."""
+
+    async def digest(self, version: int, timeout: float) -> Mapping[str, int]:
+        """Of the logical state, by kind: "parameters", and of a training unit also each optimizer slot."""
 
     async def sleep(self, timeout: float) -> None: ...
 
@@ -125,3 +145,24 @@ class UnitHost(Protocol):
 def new_unit(spec: UnitSpec) -> Unit:
     devices = spec.plan.unit_devices(spec.replica)
     return Unit(spec.unit, spec.job, spec.model_stage, spec.replica, spec.plan.layout, devices, spec.epoch)
+
+
+class OffersNothing:
+    """The part of UnitHost that moves state, for units that are filled by weight sync or from their model's folder."""
+
+    async def offer(self, version: int, timeout: float) -> Holding:
+        raise self._refused("offers no state")
+
+    async def withdraw(self, timeout: float) -> None:
+        """Nothing was offered."""
+
+    async def drop(self, tensors: Sequence[TensorName], timeout: float) -> None:
+        raise self._refused("offers no state that could be dropped")
+
+    async def digest(self, version: int, timeout: float) -> Mapping[str, int]:
+        raise self._refused("has no digest of its state")
+
+    def _refused(self, what: str) -> UnsupportedByEngine:
+        return UnsupportedByEngine(
+            f"{type(self).__name__} {what}", remedy="ask a training unit of the model", field="model_stage"
+        )

@@ -69,24 +69,29 @@ def _options(text: str) -> Mapping[str, Any]:
 
 
 def holding_to_pb(holding: Holding) -> pb.DescribeBoxesResponse:
-    return pb.DescribeBoxesResponse(
-        version=holding.version,
-        ranks=[
-            pb.RankBoxes(
-                rank=rank.rank,
-                device=rank.device,
-                address=rank.address,
-                tensors=[
-                    pb.TensorBoxes(tensor=tensor, boxes=[box_to_pb(box) for box in boxes])
-                    for tensor, boxes in rank.boxes.items()
-                ],
-            )
-            for rank in holding.ranks
-        ],
-    )
+    return pb.DescribeBoxesResponse(version=holding.version, ranks=_ranks_to_pb(holding))
 
 
-def holding_from_pb(answer: pb.DescribeBoxesResponse) -> Holding:
+def offer_to_pb(holding: Holding) -> pb.OfferStateResponse:
+    return pb.OfferStateResponse(version=holding.version, ranks=_ranks_to_pb(holding))
+
+
+def _ranks_to_pb(holding: Holding) -> list[pb.RankBoxes]:
+    return [
+        pb.RankBoxes(
+            rank=rank.rank,
+            device=rank.device,
+            address=rank.address,
+            tensors=[
+                pb.TensorBoxes(tensor=tensor, boxes=[box_to_pb(box) for box in boxes])
+                for tensor, boxes in rank.boxes.items()
+            ],
+        )
+        for rank in holding.ranks
+    ]
+
+
+def holding_from_pb(answer: pb.DescribeBoxesResponse | pb.OfferStateResponse) -> Holding:
     return Holding(
         answer.version,
         tuple(
@@ -124,6 +129,8 @@ def pull_order_to_pb(unit: str, epoch: int, order: PullOrder) -> pb.PullStateReq
         ],
         timeout_seconds=order.timeout,
         transition_id=order.transition,
+        state=order.state,
+        more=order.more,
     )
 
 
@@ -140,6 +147,8 @@ def pull_order_from_pb(request: pb.PullStateRequest) -> PullOrder:
         addresses=addresses,
         timeout=request.timeout_seconds,
         transition=request.transition_id,
+        state=request.state,
+        more=request.more,
     )
 
 
@@ -161,3 +170,13 @@ def pulled_to_pb(ranks: Sequence[RankPulled]) -> pb.PullStateResponse:
 
 def pulled_from_pb(answer: pb.PullStateResponse) -> tuple[RankPulled, ...]:
     return tuple(RankPulled(one.rank, one.bytes, one.seconds, one.digest) for one in answer.ranks)
+
+
+def digests_to_pb(digests: Mapping[str, int]) -> pb.DigestStateResponse:
+    return pb.DigestStateResponse(
+        digests=[pb.StateDigest(kind=kind, digest=digest) for kind, digest in sorted(digests.items())]
+    )
+
+
+def digests_from_pb(answer: pb.DigestStateResponse) -> Mapping[str, int]:
+    return {one.kind: one.digest for one in answer.digests}

@@ -12,7 +12,7 @@ from nereus.v1 import units_pb2 as pb
 from nereus.v1.columns_pb2 import ColumnChunk
 from nereus.v1.units_pb2_grpc import UnitServiceServicer
 from nereus_common.core.errors import InvalidInput
-from nereus_common.core.ids import UnitId
+from nereus_common.core.ids import TensorName, UnitId
 from nereus_common.rpc import columns_from_chunks
 from nereus_common.stages import convert
 from nereus_common.stages.units import Units
@@ -60,7 +60,8 @@ class UnitServicer(UnitServiceServicer):
 
     async def DescribeBoxes(self, request: pb.DescribeBoxesRequest, context: Context) -> pb.DescribeBoxesResponse:
         timeout = time_left(context, self._limit)
-        return convert.holding_to_pb(await self._units.describe(UnitId(request.unit_id), request.epoch, timeout))
+        unit = UnitId(request.unit_id)
+        return convert.holding_to_pb(await self._units.describe(unit, request.epoch, timeout, request.state))
 
     async def PullState(self, request: pb.PullStateRequest, context: Context) -> pb.PullStateResponse:
         order = convert.pull_order_from_pb(request)
@@ -83,6 +84,25 @@ class UnitServicer(UnitServiceServicer):
         timeout = time_left(context, self._limit)
         await self._units.commit(UnitId(request.unit_id), request.epoch, request.version, timeout)
         return pb.CommitUnitResponse()
+
+    async def OfferState(self, request: pb.OfferStateRequest, context: Context) -> pb.OfferStateResponse:
+        timeout = time_left(context, self._limit)
+        unit = UnitId(request.unit_id)
+        return convert.offer_to_pb(await self._units.offer(unit, request.epoch, request.version, timeout))
+
+    async def WithdrawState(self, request: pb.WithdrawStateRequest, context: Context) -> pb.WithdrawStateResponse:
+        await self._units.withdraw(UnitId(request.unit_id), request.epoch, time_left(context, self._limit))
+        return pb.WithdrawStateResponse()
+
+    async def DropState(self, request: pb.DropStateRequest, context: Context) -> pb.DropStateResponse:
+        tensors = [TensorName(name) for name in request.tensors]
+        await self._units.drop(UnitId(request.unit_id), request.epoch, tensors, time_left(context, self._limit))
+        return pb.DropStateResponse()
+
+    async def DigestState(self, request: pb.DigestStateRequest, context: Context) -> pb.DigestStateResponse:
+        timeout = time_left(context, self._limit)
+        unit = UnitId(request.unit_id)
+        return convert.digests_to_pb(await self._units.digest(unit, request.epoch, request.version, timeout))
 
     async def SleepUnit(self, request: pb.SleepUnitRequest, context: Context) -> pb.SleepUnitResponse:
         await self._units.sleep(UnitId(request.unit_id), request.epoch, time_left(context, self._limit))

@@ -19,12 +19,13 @@ from nereus_common.core.errors import (
     StaleEpoch,
     VerificationFailed,
 )
-from nereus_common.core.ids import Stage, UnitId
+from nereus_common.core.ids import Stage, TensorName, UnitId
 from nereus_common.stages.base import Holding, PullOrder, RankPulled, UnitHost, UnitSpec, new_unit
 
 log = logging.getLogger(__name__)
 
 SERVING = (Phase.ACTIVE, Phase.UPDATING)
+OFFERED = (Phase.OFFERING, Phase.DRAINED)
 
 
 @dataclass(slots=True)
@@ -38,6 +39,11 @@ class Entry:
 
     def apply(self, event: Event, version: int | None = None) -> None:
         self.unit = step(self.unit, event, epoch=self.spec.epoch, version=version)
+
+    def failed(self, event: Event) -> None:
+        """Go back after an error; a unit whose process was lost meanwhile stays lost."""
+        if self.lost is None:
+            self.apply(event)
 
 
 class Units:
@@ -104,27 +110,80 @@ class Units:
             try:
                 await entry.host.load(version, timeout, checkpoint)
             except NereusError:
-                entry.apply(Event.LOAD_FAILED)
+                entry.failed(Event.LOAD_FAILED)
                 raise
             entry.apply(Event.LOADED)
             entry.staged = version
 
-    async def describe(self, unit: UnitId, epoch: int, timeout: float) -> Holding:
+    async def describe(self, unit: UnitId, epoch: int, timeout: float, state: bool = False) -> Holding:
         entry = self._entry(unit, epoch)
         async with self._operation(entry):
-            return await entry.host.describe(timeout)
+            return await entry.host.describe(timeout, state)
 
     async def pull(self, unit: UnitId, epoch: int, order: PullOrder) -> Sequence[RankPulled]:
-        """Stage a version. What the unit serves does not change, so a failure leaves the unit as it was."""
+        """Stage a version. What the unit serves does not change, so a failure leaves the unit as it was.
+
+        With `order.state`: fill a unit that serves nothing, part by part. It keeps what a failed part brought.
+        """
         entry = self._entry(unit, epoch)
         async with self._operation(entry):
+            if order.state:
+                return await self._fill(entry, order)
             first = entry.unit.phase is Phase.PREPARED
             entry.apply(Event.LOAD_STARTED if first else Event.UPDATE_STARTED)
             try:
                 return await entry.host.pull(order)
             except NereusError:
-                entry.apply(Event.LOAD_FAILED if first else Event.UPDATE_FAILED)
+                entry.failed(Event.LOAD_FAILED if first else Event.UPDATE_FAILED)
                 raise
+
+    async def _fill(self, entry: Entry, order: PullOrder) -> Sequence[RankPulled]:
+        if entry.unit.phase is not Phase.LOADING:
+            entry.apply(Event.LOAD_STARTED)
+        try:
+            return await entry.host.pull(order)
+        except NereusError:
+            entry.failed(Event.LOAD_FAILED)
+            raise
+
+    async def offer(self, unit: UnitId, epoch: int, version: int, timeout: float) -> Holding:
+        """Serve the whole state in place, or of a unit that never served what it has. It does no work meanwhile."""
+        entry = self._entry(unit, epoch)
+        async with self._operation(entry):
+            if entry.unit.phase in OFFERED:
+                return await entry.host.offer(version, timeout)
+            before = entry.unit
+            entry.apply(Event.OFFERED)
+            try:
+                return await entry.host.offer(version, timeout)
+            except NereusError:
+                if entry.lost is None:
+                    entry.unit = before  # it refused: nothing is offered
+                raise
+
+    async def withdraw(self, unit: UnitId, epoch: int, timeout: float) -> None:
+        """End an offer that nothing was dropped from; where none is, nothing happens."""
+        entry = self._entry(unit, epoch)
+        async with self._operation(entry):
+            if entry.unit.phase is Phase.ACTIVE:
+                return
+            step(entry.unit, Event.WITHDRAWN, epoch=epoch)
+            await entry.host.withdraw(timeout)
+            entry.apply(Event.WITHDRAWN)
+
+    async def drop(self, unit: UnitId, epoch: int, tensors: Sequence[TensorName], timeout: float) -> None:
+        """Free tensors of an offering unit: from then on it is drained, also when this fails half way."""
+        entry = self._entry(unit, epoch)
+        async with self._operation(entry):
+            entry.apply(Event.DROPPED)
+            entry.staged = -1
+            await entry.host.drop(tensors, timeout)
+
+    async def digest(self, unit: UnitId, epoch: int, version: int, timeout: float) -> Mapping[str, int]:
+        """Of the logical state, by kind; StaleVersion when the unit holds another version."""
+        entry = self._entry(unit, epoch)
+        async with self._operation(entry):
+            return await entry.host.digest(version, timeout)
 
     async def verify(
         self, unit: UnitId, epoch: int, version: int, wire_dtype: str, expected: Mapping[int, int], timeout: float

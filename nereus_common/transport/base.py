@@ -102,6 +102,12 @@ class Transport(Protocol):
         the arrays may be written.
         """
 
+    def withdraw(self, holder: RankRef, *, timeout: float) -> bool:
+        """Offer nothing of `holder` any more; waits and revokes as `retire` does.
+
+        Whether nobody reads its arrays by then: if so they may be freed, not only written.
+        """
+
     def pull(self, request: PullRequest, sink: Sink) -> PullReport:
         """Fetch all items of `request` into `sink`.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -111,17 +112,26 @@ class Holdings:
 
     def retire(self, version_below: int, timeout: float) -> None:
         """See `Transport.retire`."""
-        end = time.monotonic() + timeout
         with self._changed:
-            old = [held for versions in self._held.values() for held in versions.values()]
-            old = [held for held in old if held.version < version_below]
-            for held in old:
-                self._retire(held)
-            while any(held.pins for held in old):
-                if not self._changed.wait(end - time.monotonic()):
-                    break
-            for held in old:
-                held.revoked = True
+            all_held = [held for versions in self._held.values() for held in versions.values()]
+            self._end([held for held in all_held if held.version < version_below], timeout)
+
+    def withdraw(self, holder: RankRef, timeout: float) -> bool:
+        """See `Transport.withdraw`."""
+        with self._changed:
+            return self._end(list(self._held.get(holder, {}).values()), timeout)
+
+    def _end(self, old: Sequence[Held], timeout: float) -> bool:
+        """Retire, wait for the pins, revoke what is still pinned; whether nothing was. With the lock held."""
+        end = time.monotonic() + timeout
+        for held in old:
+            self._retire(held)
+        while any(held.pins for held in old):
+            if not self._changed.wait(end - time.monotonic()):
+                break
+        for held in old:
+            held.revoked = True
+        return not any(held.pins for held in old)
 
     def _retire(self, held: Held) -> None:
         held.retired = True

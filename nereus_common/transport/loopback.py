@@ -50,6 +50,9 @@ class LoopbackTransport:
     def retire(self, version_below: int, *, timeout: float) -> None:
         self.holdings.retire(version_below, timeout)
 
+    def withdraw(self, holder: RankRef, *, timeout: float) -> bool:
+        return self.holdings.withdraw(holder, timeout)
+
     def pull(self, request: PullRequest, sink: Sink) -> PullReport:
         return collect(request, sink, self, self._chunk_bytes)
 

@@ -53,6 +53,9 @@ class UcxTransport:
     def retire(self, version_below: int, *, timeout: float) -> None:
         self._holdings.retire(version_below, timeout)
 
+    def withdraw(self, holder: RankRef, *, timeout: float) -> bool:
+        return self._holdings.withdraw(holder, timeout)
+
     def pull(self, request: PullRequest, sink: Sink) -> PullReport:
         return collect(request, sink, self, self._settings.chunk_bytes)
 

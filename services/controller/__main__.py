@@ -6,6 +6,7 @@ import asyncio
 import sys
 
 from nereus.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
+from nereus.v1.transitions_pb2_grpc import add_TransitionServiceServicer_to_server
 from nereus_common.config import ServiceSettings
 from nereus_common.observe import logs
 from nereus_common.observe.metrics import JobMetrics, metrics_page
@@ -18,6 +19,8 @@ from nereus_common.stages.service import service_record
 from .jobs import Jobs
 from .servicer import JobServicer
 from .surroundings import Surroundings
+from .transition_servicer import TransitionServicer
+from .transitions import TransitionDesk
 
 
 async def serve(settings: ServiceSettings) -> None:
@@ -29,8 +32,10 @@ async def serve(settings: ServiceSettings) -> None:
         Channels() as channels,
         asyncio.TaskGroup() as tasks,
     ):
-        jobs = Jobs(Surroundings(registry, channels, settings.data_dir / "jobs", JobMetrics()), tasks)
+        around = Surroundings(registry, channels, settings.data_dir / "jobs", JobMetrics())
+        jobs = Jobs(around, tasks)
         server.add(add_JobServiceServicer_to_server, JobServicer(jobs, registry))
+        server.add(add_TransitionServiceServicer_to_server, TransitionServicer(TransitionDesk(around)))
         await server.start()
         async with membership(registry, service_record(settings, "controller", server, page)):
             await jobs.recover()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from nereus.spec import JobSpec
-from nereus_common.core.errors import NereusError, NotFound
+from nereus.spec.moves import merge_target
+from nereus_common.core.errors import NereusError, NotFound, Unavailable
 from nereus_common.core.ids import JobId, Stage
 from nereus_common.core.plan import Plan
 from nereus_common.engines.tokenizer import ChatTokenizer
@@ -23,13 +24,16 @@ from .attempts import Start
 from .checkpoints import Checkpointer, Described
 from .coordinator import Coordinator
 from .journal import JobJournal
-from .loop import RlLoop
-from .parts import Surrounding, build_parts
-from .placed import PlacedJob
+from .loop import RlLoop, Stages
+from .moves import Mover
+from .parts import Surrounding, build_parts, build_stages
+from .placed import PlacedJob, PlacedStage
 from .readiness import await_services, needs_of
+from .replanning import Replanning
 from .scoring import Scoring
 from .surroundings import Surroundings
 from .synced import Synced
+from .transitions import TransitionDesk
 
 log = logging.getLogger(__name__)
 
@@ -37,11 +41,18 @@ log = logging.getLogger(__name__)
 class Attempt:
     """Its units have an epoch that no earlier attempt had. Whatever happens, they are released.
 
-    `patience`: seconds that it waits for services that are not there.
+    `patience`: seconds that it waits for services that are not there. `plan`: to start under, by default the spec's.
     """
 
     def __init__(
-        self, job: JobId, spec: JobSpec, around: Surroundings, journal: JobJournal, start: Start, patience: float
+        self,
+        job: JobId,
+        spec: JobSpec,
+        around: Surroundings,
+        journal: JobJournal,
+        start: Start,
+        patience: float,
+        plan: Plan | None = None,
     ) -> None:
         self._job = job
         self._spec = spec
@@ -49,6 +60,7 @@ class Attempt:
         self._journal = journal
         self._start = start
         self._patience = patience
+        self._plan = plan or spec.explicit_plan
         self._epoch = 0
 
     async def run(self) -> None:
@@ -59,23 +71,49 @@ class Attempt:
         questions = await asyncio.to_thread(spec.prompts.open, spec.seed, spec.evaluation.size)
         prompts = OrderedPrompts(questions, tokenizer, spec.seed)
         scoring = Scoring(self._job, spec, self._around.folder(self._job), tokenizer)
-        plan = spec.explicit_plan or await self._default_plan()
-        coordinator = await self._coordinator(plan)
-        await coordinator.release(self._job, spec.deadlines.release)
+        plan = self._plan = self._plan or await self._default_plan()
+        self._coordinator = await self._find_coordinator(self._patience)
+        await self._coordinator.release(self._job, spec.deadlines.release)
         try:
             await scoring.start()
-            placed = await self._place(coordinator, plan)
+            placed = await self._place(plan)
             async with self._checkpoints(plan, placed) as checkpointer:
-                around = self._surrounding(coordinator, prompts, scoring, tokenizer, checkpointer)
-                await RlLoop(spec, build_parts(spec, placed, around)).run(self._start.progress)
+                around = self._surrounding(prompts, scoring, tokenizer, checkpointer)
+                await self._loop(placed, around, checkpointer)
         finally:
             await scoring.close()
-            await asyncio.shield(self._release(coordinator))
+            await asyncio.shield(self._release())
 
-    async def _place(self, coordinator: Coordinator, plan: Plan) -> PlacedJob:
+    async def _loop(self, placed: PlacedJob, around: Surrounding, checkpointer: Checkpointer) -> None:
+        spec, desk = self._spec, TransitionDesk(self._around)
+
+        def took(placed: PlacedJob, epoch: int, plan: Plan) -> Stages:
+            self._epoch, self._plan = epoch, plan
+            checkpointer.move(*self._described(plan, placed, checkpointer.shapes))
+            return build_stages(spec, placed, around)
+
+        async def ask(target: Plan, version: int) -> None:
+            await desk.apply(self._job, target, due=version)
+
+        mover = Mover(
+            self._job,
+            self._around.registry,
+            lambda: self._coordinator,
+            self._around.channels,
+            self._around.moves(self._job),
+            self._journal.emit,
+            prepare_timeout=spec.deadlines.place,
+            run_timeout=spec.deadlines.place,
+            clock=self._around.clock,
+        )
+        replanning = Replanning(mover, self._planned, ask, settle=checkpointer.close, took=took, retake=self._retake)
+        async with mover.open():
+            await RlLoop(spec, build_parts(spec, placed, around, replanning)).run(self._start.progress)
+
+    async def _place(self, plan: Plan) -> PlacedJob:
         self._epoch = await self._next_epoch()
         version, checkpoint = self._start.progress.step, self._start.checkpoint
-        placed, synced = await coordinator.place(
+        placed, synced = await self._coordinator.place(
             self._job,
             self._epoch,
             plan,
@@ -94,11 +132,10 @@ class Attempt:
     async def _checkpoints(self, plan: Plan, placed: PlacedJob) -> AsyncIterator[Checkpointer]:
         """While the block runs, and until what it has begun to write is written, however the block ends."""
         spec = self._spec
-        trained = [stage for name, stage in placed.items() if name.stage is Stage.TRAINING]
-        shapes = {stage.name.model: await _shape(spec, stage.name.model) for stage in trained}
+        trained = {name.model for name in placed if name.stage is Stage.TRAINING}
+        shapes = {model: await _shape(spec, model) for model in trained}
         checkpointer = Checkpointer(
-            Described(self._job, self._epoch, plan, spec.to_json(), shapes),
-            trained,
+            *self._described(plan, placed, shapes),
             self._around.checkpoints(self._job, spec),
             spec.checkpoint,
             self._journal.emit,
@@ -113,6 +150,12 @@ class Attempt:
             raise
         await checkpointer.close()
 
+    def _described(
+        self, plan: Plan, placed: PlacedJob, shapes: Mapping[str, ModelShape]
+    ) -> tuple[Described, list[PlacedStage]]:
+        trained = [stage for name, stage in placed.items() if name.stage is Stage.TRAINING]
+        return Described(self._job, self._epoch, plan, self._spec.to_json(), shapes), trained
+
     async def _settle(self, checkpointer: Checkpointer) -> None:
         """The attempt has failed already: what happens to its last checkpoint must not hide why."""
         try:
@@ -122,21 +165,17 @@ class Attempt:
 
     def _surrounding(
         self,
-        coordinator: Coordinator,
         prompts: OrderedPrompts,
         scoring: Scoring,
         tokenizer: ChatTokenizer,
         checkpointer: Checkpointer,
     ) -> Surrounding:
-        async def sync(model: str, version: int) -> Synced:
-            return await coordinator.sync(self._job, self._epoch, model, version, self._spec.deadlines.sync)
-
         return Surrounding(
             prompts=prompts,
             tokenizer=tokenizer,
             score=scoring.score,
             play=scoring.play,
-            sync=sync,
+            sync=self._sync,
             emit=self._journal.emit,
             after_step=checkpointer.after_step,
             folder=self._around.folder(self._job),
@@ -149,16 +188,45 @@ class Attempt:
         except NotFound:
             return 1
 
-    async def _coordinator(self, plan: Plan | None) -> Coordinator:
-        return await find_coordinator(self._around, self._journal, plan, self._patience)
+    async def _sync(self, model: str, version: int) -> Synced:
+        timeout = self._spec.deadlines.sync
+        try:
+            return await self._coordinator.sync(self._job, self._epoch, model, version, timeout)
+        except (Unavailable, NotFound) as gone:
+            await self._retake(gone)
+        return await self._coordinator.sync(self._job, self._epoch, model, version, timeout)
+
+    async def _retake(self, gone: NereusError) -> tuple[PlacedJob, int, Plan] | None:
+        """The coordinator has gone, or another life of it does not know the job: let the next one take it over.
+
+        None when the plan in force is the one before. Raises `gone` where it says something else.
+        """
+        of_it = gone.details.get("target") == self._coordinator.target
+        unknown = gone.details.get("job") == self._job and "unit" not in gone.details
+        if not (of_it if isinstance(gone, Unavailable) else unknown):
+            raise gone
+        await self._journal.emit("log", {"level": "warning", "message": f"the coordinator is gone: {gone.message}"})
+        self._coordinator = await self._find_coordinator(self._spec.deadlines.place)
+        known = await self._around.registry.get_plan(self._job)
+        placed, _ = await self._coordinator.place(self._job, known.epoch, known.plan, self._spec, self._around.channels)
+        return None if known.epoch == self._epoch else (placed, known.epoch, known.plan)
+
+    def _planned(self, version: int) -> Plan | None:
+        """The plan that the job's file wants from this version on, where that is another than the one in force."""
+        assert self._plan is not None
+        wanted = [merge_target(self._plan, move.plan) for move in self._spec.moves if move.after_step == version]
+        return wanted[0] if wanted and wanted[0] != self._plan else None
+
+    async def _find_coordinator(self, patience: float) -> Coordinator:
+        return await find_coordinator(self._around, self._journal, self._plan, patience)
 
     async def _default_plan(self) -> Plan:
         devices = sorted(device.id for device in await self._around.registry.devices())
         return default_plan(devices, self._spec.model_stages)
 
-    async def _release(self, coordinator: Coordinator) -> None:
+    async def _release(self) -> None:
         try:
-            await coordinator.release(self._job, self._spec.deadlines.release)
+            await self._coordinator.release(self._job, self._spec.deadlines.release)
         except NereusError as error:
             log.error("job %s: its units were not released: %s", self._job, error)
 

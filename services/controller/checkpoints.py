@@ -88,6 +88,10 @@ class Checkpointer:
         self._writing: asyncio.Task[None] | None = None
         self._failures = 0
 
+    @property
+    def shapes(self) -> Mapping[str, ModelShape]:
+        return self._described.shapes
+
     def is_due(self, step: int) -> bool:
         """After every `every` steps and after the last one; never when `every` is 0."""
         every = self._spec.every
@@ -112,8 +116,12 @@ class Checkpointer:
         copied = time.monotonic() - started
         self._writing = asyncio.create_task(self._write(progress, copied), name=f"checkpoint {progress.step}")
 
+    def move(self, described: Described, trained: Sequence[PlacedStage]) -> None:
+        """The job runs under another plan; call `close` before, so that nothing is written from units that go."""
+        self._described, self._trained = described, tuple(trained)
+
     async def close(self) -> None:
-        """Wait for what is being written. Raises as `after_step` does."""
+        """Wait for what is being written; it may be used on. Raises as `after_step` does."""
         await self._finish()
 
     async def _finish(self) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc.aio
 
 from nereus.spec import JobSpec
 from nereus.v1 import coordinator_pb2 as pb
-from nereus.v1 import units_pb2
+from nereus.v1 import transitions_pb2, units_pb2
 from nereus.v1.coordinator_pb2_grpc import CoordinatorServiceStub
 from nereus_common.core.ids import JobId, ModelStage, Stage
 from nereus_common.core.plan import Plan
+from nereus_common.registry import TransitionRecord
 from nereus_common.rpc import calling
 from nereus_common.rpc.convert import plan_to_pb
 from nereus_common.rpc.pool import Channels
@@ -63,13 +64,59 @@ class Coordinator:
         )
         with calling("PlaceJob", self.target):
             answer = await self._stub.PlaceJob(request, timeout=timeout + MARGIN)
-        return _placed(answer, plan, epoch, channels), [_synced(report) for report in answer.syncs]
+        return _placed(answer.units, plan, channels), [_synced(report) for report in answer.syncs]
 
     async def sync(self, job: JobId, epoch: int, model: str, version: int, timeout: float) -> Synced:
         request = pb.SyncWeightsRequest(job_id=job, epoch=epoch, model=model, version=version, timeout_seconds=timeout)
         with calling("SyncWeights", self.target):
             answer = await self._stub.SyncWeights(request, timeout=timeout + MARGIN)
         return _synced(answer.report)
+
+    async def plan_transition(self, job: JobId, target: Plan, timeout: float) -> transitions_pb2.Transition:
+        """What moving the job to `target` would do. ResourceExhausted names the device and the bytes."""
+        request = pb.PlanTransitionRequest(job_id=job, target=plan_to_pb(target))
+        with calling("PlanTransition", self.target):
+            return (await self._stub.PlanTransition(request, timeout=timeout)).transition
+
+    async def prepare_transition(self, record: TransitionRecord, timeout: float) -> None:
+        """Start what can be started beside the running job; what fails is undone."""
+        request = pb.PrepareTransitionRequest(
+            transition_id=record.id,
+            job_id=record.job,
+            epoch=record.from_epoch,
+            target=plan_to_pb(record.target),
+            timeout_seconds=timeout,
+        )
+        with calling("PrepareTransition", self.target):
+            await self._stub.PrepareTransition(request, timeout=timeout + MARGIN)
+
+    async def run_transition(
+        self, record: TransitionRecord, version: int, channels: Channels, timeout: float
+    ) -> tuple[PlacedJob, int, Sequence[Synced]]:
+        """Move the job; returns its units, its plan epoch and what the weight syncs moved."""
+        request = pb.RunTransitionRequest(
+            transition_id=record.id,
+            job_id=record.job,
+            epoch=record.from_epoch,
+            version=version,
+            timeout_seconds=timeout,
+        )
+        with calling("RunTransition", self.target):
+            answer = await self._stub.RunTransition(request, timeout=timeout + MARGIN)
+        placed = _placed(answer.units, record.target, channels)
+        return placed, answer.epoch, [_synced(report) for report in answer.syncs]
+
+    async def abort_transition(self, record: TransitionRecord, timeout: float) -> None:
+        request = pb.AbortTransitionRequest(transition_id=record.id, job_id=record.job)
+        with calling("AbortTransition", self.target):
+            await self._stub.AbortTransition(request, timeout=timeout)
+
+    async def digest(self, job: JobId, name: ModelStage, timeout: float) -> tuple[int, Mapping[str, int]]:
+        """Version and, by kind, digest of what a model-stage holds."""
+        request = pb.DigestModelStageRequest(job_id=job, model_stage=str(name))
+        with calling("DigestModelStage", self.target):
+            answer = await self._stub.DigestModelStage(request, timeout=timeout)
+        return answer.version, {one.kind: one.digest for one in answer.digests}
 
     async def release(self, job: JobId, timeout: float) -> None:
         with calling("ReleaseJob", self.target):
@@ -95,11 +142,11 @@ def _optimizer(spec: JobSpec) -> dict[str, float]:
     return {"beta1": beta1, "beta2": beta2, "eps": optimizer.eps, "weight_decay": optimizer.weight_decay}
 
 
-def _placed(answer: pb.PlaceJobResponse, plan: Plan, epoch: int, channels: Channels) -> PlacedJob:
+def _placed(answer: Iterable[pb.PlacedUnit], plan: Plan, channels: Channels) -> PlacedJob:
     units: dict[ModelStage, list[PlacedUnit]] = {}
-    for unit in answer.units:
+    for unit in answer:
         name = ModelStage.parse(unit.model_stage)
-        placed = PlacedUnit(unit.unit_id, unit.replica, epoch, unit.service, channels.get(unit.service))
+        placed = PlacedUnit(unit.unit_id, unit.replica, unit.epoch, unit.service, channels.get(unit.service))
         units.setdefault(name, []).append(placed)
     return {
         name: PlacedStage(name, plan[name], tuple(sorted(found, key=lambda unit: unit.replica)))

@@ -7,9 +7,10 @@ far ahead of it rollouts are sampled is their source's business.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from nereus.spec import JobSpec
 from nereus_common.core.errors import JobFailed
@@ -21,7 +22,7 @@ from .checkpoints import Emit
 from .evaluation import Evaluator
 from .progress import Progress
 from .rollouts import RolloutSource
-from .sampler import Decode
+from .sampler import Decode, GroupSampler
 from .step import StepData, StepRunner, Stopwatch
 from .step_report import samples_file, step_event, write_samples
 from .synced import Synced
@@ -31,13 +32,43 @@ AfterStep = Callable[[Progress], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
+class Stages:
+    """What the loop drives on the units of one plan."""
+
+    sampler: GroupSampler
+    runner: StepRunner
+    evaluator: Evaluator
+
+
+@dataclass(frozen=True, slots=True)
+class Replanned:
+    """The job under another plan: its stages, and what brought all of them to the version of the boundary."""
+
+    stages: Stages
+    synced: Mapping[str, Synced]
+
+
+Drain = Callable[[], Coroutine[Any, Any, None]]
+
+
+class Boundaries(Protocol):
+    """Where the loop lets the job's plan be changed."""
+
+    async def before_step(self, step: int) -> None: ...
+
+    async def cross(self, version: int, drain: Drain) -> Replanned | None:
+        """After the last update of a step and before its weight sync, which a change of plan replaces; None: nothing
+        was changed. `drain` returns once no rollout is in flight."""
+
+
+@dataclass(frozen=True, slots=True)
 class Parts:
     """What the loop drives. `rollouts(start)`: a source that begins there. `sync(model, version)` brings every other
     unit of a model to `version`. `after_step` is awaited between steps, when all units hold the same version."""
 
     rollouts: Callable[[Progress], RolloutSource]
-    runner: StepRunner
-    evaluator: Evaluator
+    stages: Stages
+    boundaries: Boundaries
     prompts: PromptSource
     decode: Decode
     sync: Callable[[str, int], Awaitable[Synced]]
@@ -52,6 +83,7 @@ class RlLoop:
     def __init__(self, spec: JobSpec, parts: Parts) -> None:
         self._spec = spec
         self._parts = parts
+        self._stages = parts.stages
 
     async def run(self, start: Progress) -> None:
         """From `start` to the last step; raises what any part raises."""
@@ -76,10 +108,11 @@ class RlLoop:
     async def _step(self, source: RolloutSource, progress: Progress) -> Progress:
         watch = Stopwatch()
         with watch.phase("total"):
+            await self._parts.boundaries.before_step(progress.step)
             with watch.phase("generation"):
                 rollouts = await source.take(progress.step)
             data = StepData.of(progress.step, rollouts, watch)
-            await self._parts.runner.run(data)
+            await self._stages.runner.run(data)
             with watch.phase("sync"):
                 synced = await self._sync(source, progress.step + 1)
         await asyncio.to_thread(self._keep, data)
@@ -88,9 +121,16 @@ class RlLoop:
         return Progress(progress.step + 1, rollouts.next_position)
 
     async def _sync(self, source: RolloutSource, version: int) -> dict[str, Synced]:
-        """Bring every trained model's other units to `version`; generation starts nothing meanwhile."""
+        """Bring every trained model's other units to `version`, under the plan in force or under the next one;
+        generation starts nothing meanwhile."""
         await source.pause()
-        synced = {model: await self._parts.sync(model, version) for model in self._spec.workflow.trained}
+        changed = await self._parts.boundaries.cross(version, source.drain)
+        if changed is None:
+            synced = {model: await self._parts.sync(model, version) for model in self._spec.workflow.trained}
+        else:
+            synced = dict(changed.synced)
+            self._stages = changed.stages
+            await source.move(changed.stages.sampler)
         await source.serve(version)
         return synced
 
@@ -104,7 +144,7 @@ class RlLoop:
             write_samples(path, data, self._parts.prompts, self._parts.decode, kept.samples)
 
     async def _evaluate(self, when: str, version: int) -> None:
-        async for found in self._parts.evaluator.run(self._spec.evaluation.modes):
+        async for found in self._stages.evaluator.run(self._spec.evaluation.modes):
             await self._parts.emit("evaluation", {"when": when, "step": version, **found})
 
     def _check_gap(self, step: int, updated: Updated) -> None:

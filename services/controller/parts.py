@@ -18,7 +18,7 @@ from .checkpoints import Emit
 from .evaluation import Evaluator
 from .generation import GenerationPool, Sampling
 from .inference import InferenceGroup
-from .loop import AfterStep, Parts
+from .loop import AfterStep, Boundaries, Parts, Stages
 from .placed import PlacedJob
 from .progress import Progress
 from .rollouts import LiveRollouts, RecordedRollouts, RolloutSource
@@ -42,20 +42,25 @@ class Surrounding:
     folder: Path
 
 
-def build_parts(spec: JobSpec, placed: PlacedJob, around: Surrounding) -> Parts:
+def build_stages(spec: JobSpec, placed: PlacedJob, around: Surrounding) -> Stages:
     runner = _runner(spec, placed)
     sampler = _sampler(spec, placed, around)
+    return Stages(sampler, runner, Evaluator(sampler, runner, around.prompts))
+
+
+def build_parts(spec: JobSpec, placed: PlacedJob, around: Surrounding, boundaries: Boundaries) -> Parts:
+    stages = build_stages(spec, placed, around)
 
     def rollouts(start: Progress) -> RolloutSource:
         if spec.rollouts.replay is not None:
             return RecordedRollouts(spec.rollouts.replay)
         flow: RolloutFlow[ScoredGroup] = RolloutFlow(_pace(spec), start.step, start.position, start.step)
-        return LiveRollouts(flow, sampler, around.prompts, spec.deadlines.generate)
+        return LiveRollouts(flow, stages.sampler, around.prompts, spec.deadlines.generate)
 
     return Parts(
         rollouts=rollouts,
-        runner=runner,
-        evaluator=Evaluator(sampler, runner, around.prompts),
+        stages=stages,
+        boundaries=boundaries,
         prompts=around.prompts,
         decode=around.tokenizer.decode,
         sync=around.sync,

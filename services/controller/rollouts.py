@@ -18,12 +18,15 @@ from .sampler import GroupSampler
 
 
 class RolloutSource(Protocol):
-    """`run` works beside the loop until `close`; `pause` and `serve` enclose a weight sync."""
+    """`run` works beside the loop until `close`; `pause` and `serve` enclose a weight sync, or a transition: that waits
+    with `drain` until nothing is in flight, and afterwards samples with what `move` is given."""
 
     async def run(self) -> None: ...
     async def take(self, step: int) -> StepRollouts: ...
     async def pause(self) -> None: ...
     async def serve(self, version: int) -> None: ...
+    async def drain(self) -> None: ...
+    async def move(self, sampler: GroupSampler) -> None: ...
     async def close(self) -> None: ...
 
 
@@ -46,7 +49,9 @@ class LiveRollouts:
 
     async def run(self) -> None:
         """Raises what sampling or scoring a group raises."""
-        await together(self._lane(unit) for unit in self._sampler.pool.lanes(self._sampler.samples))
+        while not self._closed:
+            sampler = self._sampler
+            await together(self._lane(sampler, unit) for unit in sampler.pool.lanes(sampler.samples))
 
     async def take(self, step: int) -> StepRollouts:
         """The groups of `step`, once all are whole. DeadlineExceeded names what is missing."""
@@ -73,23 +78,42 @@ class LiveRollouts:
             self._flow.serve(version)
             self._news.notify_all()
 
+    async def drain(self) -> None:
+        """Return once no group is in flight. DeadlineExceeded names those that are."""
+        try:
+            async with asyncio.timeout(self._timeout), self._news:
+                while self._flow.running:
+                    await self._news.wait()
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the groups at {', '.join(map(str, self._flow.running))} were not whole after {self._timeout:g} s",
+                remedy="raise deadlines.generate, or ask for shorter responses",
+            ) from None
+
+    async def move(self, sampler: GroupSampler) -> None:
+        """Groups are started with `sampler` from now on; its units are other ones."""
+        async with self._news:
+            self._sampler = sampler
+            self._news.notify_all()
+
     async def close(self) -> None:
         """No group is started any more; `run` ends with those in flight."""
         async with self._news:
             self._closed = True
             self._news.notify_all()
 
-    async def _lane(self, unit: PlacedUnit) -> None:
-        while (position := await self._next()) is not None:
+    async def _lane(self, sampler: GroupSampler, unit: PlacedUnit) -> None:
+        while (position := await self._next(sampler)) is not None:
             prompt = await asyncio.to_thread(self._prompts.at, position)
-            scored = await self._sampler.group(unit, prompt)
+            scored = await sampler.group(unit, prompt)
             async with self._news:
                 self._flow.finish(position, scored, oldest=scored.oldest_version, flat=is_flat(scored))
                 self._news.notify_all()
 
-    async def _next(self) -> int | None:
+    async def _next(self, sampler: GroupSampler) -> int | None:
+        """The next position to sample; None once there is none for this sampler."""
         async with self._news:
-            while not self._closed:
+            while not self._closed and self._sampler is sampler:
                 position = self._flow.start()
                 if position is not None:
                     return position
@@ -114,6 +138,12 @@ class RecordedRollouts:
         """Nothing is sampled."""
 
     async def serve(self, version: int) -> None:
+        """Nothing is sampled."""
+
+    async def drain(self) -> None:
+        """Nothing is sampled."""
+
+    async def move(self, sampler: GroupSampler) -> None:
         """Nothing is sampled."""
 
     async def close(self) -> None:

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any
 
 from nereus.spec import JobSpec
-from nereus_common.core.errors import NereusError, ProcessLost
+from nereus_common.core.errors import NereusError, NotFound, ProcessLost
 from nereus_common.core.ids import JobId
+from nereus_common.core.plan import Plan
 from nereus_common.observe.metrics import MetricSinks, open_sinks
 from nereus_common.registry import JobState
 
@@ -89,14 +90,22 @@ class JobRunner:
         while True:
             await self._begin(start, why)
             patience = self._spec.deadlines.place if why else STARTING_SECONDS
+            plan = await self._plan_in_force() if why else None
             try:
-                await Attempt(self._job, self._spec, self._around, self._journal, start, patience).run()
+                await Attempt(self._job, self._spec, self._around, self._journal, start, patience, plan).run()
             except NereusError as error:
                 why = await explained(error, self._job, self._around.registry)
                 log.warning("job %s: an attempt failed: %s", self._job, why)
             else:
                 return
             start = await self._next_start(why)
+
+    async def _plan_in_force(self) -> Plan | None:
+        """The one that a job which restarts by itself goes on with; None when it was never placed."""
+        try:
+            return (await self._around.registry.get_plan(self._job)).plan
+        except NotFound:
+            return None
 
     async def _begin(self, start: Start, why: NereusError | None) -> None:
         attempt = await self._journal.begin_attempt(start, fruitless=why is not None)

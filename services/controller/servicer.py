@@ -52,7 +52,7 @@ class JobServicer(JobServiceServicer):
         async for event in self._jobs.watch(JobId(request.job_id), _revision(request.after_revision)):
             yield pb.WatchJobResponse(
                 revision=str(event.revision),
-                time=_timestamp(event.time),
+                time=timestamp(event.time),
                 kind=event.kind,
                 payload_json=event.payload_json,
             )
@@ -102,12 +102,12 @@ class JobServicer(JobServiceServicer):
             error_reason=record.error_reason,
             error_message=record.error_message,
             error_log=record.error_log,
-            created=_timestamp(record.created),
+            created=timestamp(record.created),
             folder=record.folder,
             checkpoint_step=record.checkpoint_step,
         )
         if record.ended is not None:
-            job.ended.CopyFrom(_timestamp(record.ended))
+            job.ended.CopyFrom(timestamp(record.ended))
         try:
             committed = await self._registry.get_plan(record.id)
         except NotFound:
@@ -117,7 +117,7 @@ class JobServicer(JobServiceServicer):
         return job
 
 
-def _timestamp(seconds: float) -> Timestamp:
+def timestamp(seconds: float) -> Timestamp:
     stamp = Timestamp()
     stamp.FromMicroseconds(round(seconds * 1e6))
     return stamp

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nereus.spec import JobSpec
@@ -14,6 +14,7 @@ from nereus_common.registry import Registry
 from nereus_common.rpc.pool import Channels
 
 from .journal import JobJournal
+from .moves import MoveQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,15 @@ class Surroundings:
     jobs_folder: Path
     series: JobMetrics | None = None
     clock: Callable[[], float] = time.time
+    queues: dict[JobId, MoveQueue] = field(default_factory=dict)
+    """By job, the transitions that were asked for."""
 
     def folder(self, job: JobId) -> Path:
         """What a job writes goes here."""
         return self.jobs_folder / job
+
+    def moves(self, job: JobId) -> MoveQueue:
+        return self.queues.setdefault(job, MoveQueue())
 
     def journal(self, job: JobId) -> JobJournal:
         return JobJournal(job, self.folder(job), self.registry, self.clock)

@@ -16,7 +16,10 @@ from nereus_common.rpc.server import RpcServer, run_service
 from nereus_common.stages.service import service_record
 
 from .jobs import PlacedJobs
+from .ledger import UnitLedger
+from .reach import Reach
 from .servicer import CoordinatorServicer
+from .transitions import Transitions
 
 
 async def serve(settings: ServiceSettings) -> None:
@@ -27,11 +30,15 @@ async def serve(settings: ServiceSettings) -> None:
         await open_registry(settings.registry_url or "") as registry,
         Channels() as channels,
     ):
-        jobs = PlacedJobs(registry, channels)
-        server.add(add_CoordinatorServiceServicer_to_server, CoordinatorServicer(jobs))
+        ledger, reach = UnitLedger(registry), Reach(registry, channels)
+        jobs = PlacedJobs(ledger, reach)
+        transitions = Transitions(jobs, ledger, reach)
+        server.add(add_CoordinatorServiceServicer_to_server, CoordinatorServicer(jobs, transitions))
         await server.start()
         record = service_record(settings, "coordinator", server, page)
-        async with membership(registry, record, took=lambda lease: jobs.lead(lease.fence)):
+        async with membership(registry, record, took=ledger.lead):
+            await transitions.recover()
+            jobs.open()
             await server.serve(lambda: asyncio.sleep(0), settings.deadlines.drain)
 
 

@@ -4,33 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nereus_common.core.emu import Event, Unit, step
-from nereus_common.core.errors import Conflict, NereusError, NotFound, ResourceExhausted, StaleEpoch, Unavailable
-from nereus_common.core.ids import JobId, ModelStage, Stage
-from nereus_common.registry import Registry
-from nereus_common.rpc.health import serves
-from nereus_common.rpc.pool import Channels
+from nereus_common.core.emu import Event, Phase, Unit
+from nereus_common.core.errors import Conflict, NotFound, ProcessLost, StaleEpoch, Unavailable
+from nereus_common.core.ids import DeviceId, JobId, ModelStage, Stage
 from nereus_common.rpc.together import together
-from nereus_common.stages.base import Rendezvous, UnitSpec, new_unit
+from nereus_common.stages.base import UnitSpec, new_unit
 
+from .ledger import UnitLedger
 from .placement import Placement, loads_from_folder, needed_bytes, synced_models, unit_specs
+from .reach import Reach, Targets, meeting_point
 from .remote_unit import RemoteUnit
 from .sync import SyncReport, WeightSync
 
 log = logging.getLogger(__name__)
 
-GRANT_PHASE = "run"
-"""Units stay resident on their devices, so one grant covers all their phases."""
-RELEASE_SECONDS = 30.0
+LEADING_SECONDS = 60.0
 
 
 @dataclass(slots=True)
 class PlacedJob:
-    """All units of a job, and how its trained models reach the others."""
+    """All units of a job, and how its trained models reach the others. `placement.epoch`: the plan in force."""
 
     placement: Placement
     units: Sequence[RemoteUnit]
@@ -38,25 +34,43 @@ class PlacedJob:
     reports: Sequence[SyncReport] = ()
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
 
+    def of(self, model_stage: ModelStage) -> list[RemoteUnit]:
+        """Its units, by replica."""
+        mine = (unit for unit in self.units if unit.unit.model_stage == model_stage)
+        return sorted(mine, key=lambda unit: unit.unit.replica)
+
 
 class PlacedJobs:
     """Acts only as the leader: writes carry the fence of its lease, and the registry refuses older ones."""
 
-    def __init__(self, registry: Registry, channels: Channels) -> None:
-        self._registry = registry
-        self._channels = channels
-        self._fence: int | None = None
+    def __init__(self, ledger: UnitLedger, reach: Reach) -> None:
+        self._ledger = ledger
+        self._reach = reach
         self._jobs: dict[JobId, PlacedJob] = {}
         self._placing: dict[JobId, asyncio.Lock] = {}
+        self._opened = asyncio.Event()
 
-    def lead(self, fence: int) -> None:
-        """This coordinator holds the lease; `fence` is the lease's."""
-        self._fence = fence
+    def open(self) -> None:
+        """What an earlier life of this service left under way is ended: jobs may be placed, or taken over."""
+        self._opened.set()
+
+    def get(self, job: JobId, epoch: int | None = None) -> PlacedJob:
+        """NotFound when this coordinator has not placed it; StaleEpoch when another plan epoch is in force."""
+        placed = self._jobs.get(job)
+        if placed is None:
+            raise NotFound(f"job {job} is not placed here", remedy="place it first", job=job)
+        if epoch is not None and epoch != placed.placement.epoch:
+            raise StaleEpoch(f"job {job} is at epoch {placed.placement.epoch}, the call is of {epoch}", job=job)
+        return placed
+
+    def put(self, placed: PlacedJob) -> None:
+        """Another plan is in force."""
+        self._jobs[placed.placement.job] = placed
 
     async def place(self, placement: Placement, timeout: float) -> PlacedJob:
-        """Idempotent by (job, epoch). When anything fails, nothing of the job is left."""
-        if self._fence is None:
-            raise Unavailable("this coordinator does not hold the lease yet", remedy="try again", job=placement.job)
+        """Idempotent by (job, epoch), also over lives of this service: a job whose units live is taken over as it is.
+        When anything fails, nothing of the job is left."""
+        await self._leads()
         async with self._placing.setdefault(placement.job, asyncio.Lock()):
             placed = self._jobs.get(placement.job)
             if placed is not None:
@@ -64,7 +78,7 @@ class PlacedJobs:
                 return placed
             try:
                 async with asyncio.timeout(timeout):
-                    placed = await self._place(placement, timeout)
+                    placed = await self._taken_over(placement) or await self._place(placement, timeout)
             except BaseException:
                 await asyncio.shield(self.release(placement.job))
                 raise
@@ -72,121 +86,80 @@ class PlacedJobs:
             return placed
 
     async def sync(self, job: JobId, epoch: int, model: str, version: int, timeout: float) -> SyncReport:
-        placed = self._jobs.get(job)
-        if placed is None:
-            raise NotFound(f"job {job} is not placed here", remedy="place it first", job=job)
-        if epoch != placed.placement.epoch:
-            raise StaleEpoch(f"job {job} is at epoch {placed.placement.epoch}, the call is of {epoch}", job=job)
+        placed = self.get(job, epoch)
         weight_sync = placed.syncs.get(model)
         if weight_sync is None:
             return SyncReport(model, version, 0, 0, 0.0, {})
         async with placed.busy:
             report = await weight_sync.run(version, timeout, f"{job}.e{epoch}.sync.{model}.v{version}")
-            await self._record_version(weight_sync.receivers, version)
+            await self._ledger.took_version(weight_sync.receivers, version)
             return report
 
     async def release(self, job: JobId) -> None:
         """Release every unit the registry knows of the job, then its grants. A dead service holds nothing up."""
         self._jobs.pop(job, None)
-        services = {status.service.name: status for status in await self._registry.services()}
-        targets = {status.service.target for status in services.values() if status.alive}
-        known = await self._registry.units(job)
-        await asyncio.gather(*(self._release_unit(unit.value, targets) for unit in known))
+        known = await self._ledger.known(job)
+        await self._reach.release(unit.value for unit in known)
         for unit in known:
-            await self._registry.release_grants(unit.value.id)
-            try:
-                await self._registry.remove_unit(job, unit.value.id, expected=unit.revision, fence=self._fence)
-            except Conflict:
-                log.warning("unit %s changed while it was released", unit.value.id)
+            await self._ledger.remove(unit)
 
-    async def _release_unit(self, unit: Unit, targets: Iterable[str]) -> None:
-        for target in targets:
-            remote = RemoteUnit(unit, target, self._channels.get(target))
-            try:
-                await remote.release(RELEASE_SECONDS)
-            except NereusError as error:
-                log.warning("unit %s at %s was not released: %s", unit.id, target, error)
+    async def _leads(self) -> None:
+        """Return once this coordinator holds the lease, which lapses some seconds after a former holder was killed."""
+        try:
+            async with asyncio.timeout(LEADING_SECONDS):
+                await self._opened.wait()
+        except TimeoutError:
+            raise Unavailable("this coordinator does not hold the lease", remedy="another one may: try again") from None
 
     async def _place(self, placement: Placement, timeout: float) -> PlacedJob:
         needed = await needed_bytes(placement)
-        targets = await self._targets(placement)
-        specs = unit_specs(placement, _meeting_point)
+        await self._reach.check_devices(placement.job, placement.plan)
+        targets = await self._reach.stage_services()
+        specs = unit_specs(placement, meeting_point)
         for spec in specs:
-            await self._grant(spec, needed)
-        units = [self._remote(spec, targets) for spec in specs]
-        await together(unit.prepare(spec, timeout) for unit, spec in zip(units, specs, strict=True))
-        await self._advance(units, Event.PREPARED)
+            await self._ledger.add(spec, wanted_bytes(spec, needed))
+        units = await self.prepare(specs, targets, timeout)
         loaded = [unit for unit in units if loads_from_folder(placement.plan, unit.unit.model_stage)]
         await together(self._load(unit, placement, timeout) for unit in loaded)
-        syncs = {model: _sync_of(model, units, placement) for model in synced_models(placement.plan)}
+        syncs = syncs_of(units, placement)
         version, transition = placement.version, f"{placement.job}.e{placement.epoch}.place"
         reports = [await one.run(version, timeout, transition) for one in syncs.values()]
-        await self._advance(units, Event.LOAD_STARTED, Event.LOADED)
-        await self._advance(units, Event.COMMITTED, version=version)
-        epoch = await self._registry.commit_plan(placement.job, placement.epoch - 1, placement.plan, fence=self._fence)
+        await self._ledger.advance(units, Event.LOAD_STARTED, Event.LOADED, Event.COMMITTED, version=version)
+        epoch = await self._ledger.commit_plan(placement.job, placement.epoch - 1, placement.plan)
         log.info("job %s placed at epoch %d: plan %s", placement.job, epoch, placement.plan.id)
         return PlacedJob(placement, units, syncs, reports)
 
-    async def _grant(self, spec: UnitSpec, needed: Mapping[tuple[ModelStage, int, int], int]) -> None:
-        """Record the unit, then take its bytes on every device: what is recorded can always be released."""
-        await self._registry.put_unit(new_unit(spec), expected=0, fence=self._fence)
-        devices = spec.plan.unit_devices(spec.replica)
-        wanted = {device: needed[spec.model_stage, spec.replica, rank] for rank, device in enumerate(devices)}
-        await self._registry.grant(spec.unit, GRANT_PHASE, wanted)
+    async def prepare(self, specs: Sequence[UnitSpec], targets: Targets, timeout: float) -> list[RemoteUnit]:
+        """Start recorded units, all at once, because the ranks of a model-stage meet in one group."""
+        units = [self._reach.unit(new_unit(spec), targets) for spec in specs]
+        await together(unit.prepare(spec, timeout) for unit, spec in zip(units, specs, strict=True))
+        await self._ledger.advance(units, Event.PREPARED)
+        return units
 
-    async def _targets(self, placement: Placement) -> Mapping[tuple[Stage, str], str]:
-        """(stage, node) → gRPC target of its service, of those that answer; checks that every device exists."""
-        known = {device.id for device in await self._registry.devices()}
-        missing = [str(device) for device in placement.plan.devices if device not in known]
-        if missing:
-            raise ResourceExhausted(
-                f"job {placement.job}: the plan uses {', '.join(missing)}; the pool has "
-                f"{', '.join(str(device) for device in sorted(known)) or 'no device'}",
-                remedy="change the plan's devices or add devices to the cluster",
-                field="plan.devices",
+    async def _taken_over(self, placement: Placement) -> PlacedJob | None:
+        """The job as an earlier life of this service left it, when that is what is asked for; ProcessLost when not all
+        of it serves."""
+        try:
+            committed = await self._ledger.registry.get_plan(placement.job)
+        except NotFound:
+            return None
+        if committed.epoch != placement.epoch or committed.plan != placement.plan:
+            return None
+        known = [unit.value for unit in await self._ledger.known(placement.job)]
+        if not _is_whole(placement, known):
+            found = ", ".join(f"{unit.id} is {unit.phase}" for unit in known)
+            raise ProcessLost(
+                f"job {placement.job} is not whole at epoch {placement.epoch}: {found or 'no unit is left'}"
             )
-        alive = [
-            status.service
-            for status in await self._registry.services()
-            if status.alive and status.service.role in list(Stage)
-        ]
-        answers = await asyncio.gather(*(serves(self._channels.get(service.target)) for service in alive))
-        return {
-            (Stage(service.role), service.node): service.target
-            for service, answered in zip(alive, answers, strict=True)
-            if answered
-        }
-
-    def _remote(self, spec: UnitSpec, targets: Mapping[tuple[Stage, str], str]) -> RemoteUnit:
-        stage, node = spec.model_stage.stage, _node_of(spec)
-        target = targets.get((stage, node))
-        if target is None:
-            raise Unavailable(
-                f"no {stage} service is alive on node {node}", remedy="start it, or see `nereus status`", unit=spec.unit
-            )
-        return RemoteUnit(new_unit(spec), target, self._channels.get(target))
+        targets = await self._reach.stage_services()
+        units = [self._reach.unit(unit, targets) for unit in known]
+        log.info("job %s taken over at epoch %d", placement.job, placement.epoch)
+        return PlacedJob(placement, units, syncs_of(units, placement))
 
     async def _load(self, unit: RemoteUnit, placement: Placement, timeout: float) -> None:
         trains = unit.unit.model_stage.stage is Stage.TRAINING
         await unit.load(placement.version, timeout, placement.checkpoint if trains else "")
         await unit.commit(placement.version, timeout)
-
-    async def _advance(self, units: Iterable[RemoteUnit], *events: Event, version: int | None = None) -> None:
-        """Record what happened to units that went through it."""
-        for unit in units:
-            stored = await self._registry.get_unit(unit.unit.job, unit.id)
-            value = stored.value
-            for event in events:
-                value = step(value, event, epoch=unit.unit.epoch, version=version)
-            await self._registry.put_unit(value, expected=stored.revision, fence=self._fence)
-
-    async def _record_version(self, units: Iterable[RemoteUnit], version: int) -> None:
-        for unit in units:
-            stored = await self._registry.get_unit(unit.unit.job, unit.id)
-            value = step(stored.value, Event.UPDATE_STARTED, epoch=unit.unit.epoch)
-            value = step(value, Event.UPDATED, epoch=unit.unit.epoch)
-            value = step(value, Event.COMMITTED, epoch=unit.unit.epoch, version=version)
-            await self._registry.put_unit(value, expected=stored.revision, fence=self._fence)
 
     @staticmethod
     def _check_same(placed: Placement, asked: Placement) -> None:
@@ -198,6 +171,25 @@ class PlacedJobs:
             )
 
 
+def syncs_of(units: Iterable[RemoteUnit], placement: Placement) -> dict[str, WeightSync]:
+    """How each trained model that is used elsewhere too reaches its other units."""
+    everything = list(units)
+    return {model: _sync_of(model, everything, placement) for model in synced_models(placement.plan)}
+
+
+def wanted_bytes(spec: UnitSpec, needed: Mapping[tuple[ModelStage, int, int], int]) -> dict[DeviceId, int]:
+    """What the unit's ranks need, by device."""
+    devices = spec.plan.unit_devices(spec.replica)
+    return {device: needed[spec.model_stage, spec.replica, rank] for rank, device in enumerate(devices)}
+
+
+def _is_whole(placement: Placement, known: Iterable[Unit]) -> bool:
+    """Whether every replica of the plan is there and serves, and nothing else is."""
+    wanted = {(name, replica) for name, stage in placement.plan.stages for replica in range(stage.replicas)}
+    found = [(unit.model_stage, unit.replica) for unit in known if unit.phase is Phase.ACTIVE]
+    return sorted(found) == sorted(wanted) and all(unit.phase is Phase.ACTIVE for unit in known)
+
+
 def _sync_of(model: str, units: Sequence[RemoteUnit], placement: Placement) -> WeightSync:
     mine = [unit for unit in units if unit.unit.model_stage.model == model]
     trained = ModelStage(model, Stage.TRAINING)
@@ -207,22 +199,3 @@ def _sync_of(model: str, units: Sequence[RemoteUnit], placement: Placement) -> W
         sources=[unit for unit in mine if unit.unit.model_stage == trained],
         receivers=[unit for unit in mine if unit.unit.model_stage != trained],
     )
-
-
-def _node_of(spec: UnitSpec) -> str:
-    nodes = sorted({device.node for device in spec.plan.unit_devices(spec.replica)})
-    if len(nodes) > 1:
-        raise ResourceExhausted(
-            f"unit {spec.unit} spans the nodes {', '.join(nodes)}",
-            remedy="keep the ranks of one unit on one node; replicas may be on different ones",
-            field="plan.devices",
-        )
-    return nodes[0]
-
-
-def _meeting_point(prefix: str) -> Rendezvous:
-    """A free port of this host's loopback: rank 0 listens there as soon as it starts."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return Rendezvous("127.0.0.1", port, prefix)

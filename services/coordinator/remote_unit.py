@@ -10,10 +10,11 @@ import grpc.aio
 from nereus.v1 import units_pb2 as pb
 from nereus.v1.units_pb2_grpc import UnitServiceStub
 from nereus_common.core.emu import Unit
-from nereus_common.core.ids import UnitId
+from nereus_common.core.ids import TensorName, UnitId
 from nereus_common.rpc import calling
 from nereus_common.stages.base import Holding, PullOrder, RankPulled, UnitSpec
 from nereus_common.stages.convert import (
+    digests_from_pb,
     holding_from_pb,
     pull_order_to_pb,
     pulled_from_pb,
@@ -47,8 +48,8 @@ class RemoteUnit:
         with calling("LoadUnit", self.service):
             await self._stub.LoadUnit(request, timeout=timeout)
 
-    async def describe(self, timeout: float) -> Holding:
-        request = pb.DescribeBoxesRequest(unit_id=self.id, epoch=self.unit.epoch)
+    async def describe(self, timeout: float, state: bool = False) -> Holding:
+        request = pb.DescribeBoxesRequest(unit_id=self.id, epoch=self.unit.epoch, state=state)
         with calling("DescribeBoxes", self.service):
             return holding_from_pb(await self._stub.DescribeBoxes(request, timeout=timeout))
 
@@ -75,6 +76,36 @@ class RemoteUnit:
         request = pb.CommitUnitRequest(unit_id=self.id, epoch=self.unit.epoch, version=version)
         with calling("CommitUnit", self.service):
             await self._stub.CommitUnit(request, timeout=timeout)
+
+    async def offer(self, version: int, timeout: float) -> Holding:
+        request = pb.OfferStateRequest(unit_id=self.id, epoch=self.unit.epoch, version=version)
+        with calling("OfferState", self.service):
+            return holding_from_pb(await self._stub.OfferState(request, timeout=timeout))
+
+    async def withdraw(self, timeout: float) -> None:
+        request = pb.WithdrawStateRequest(unit_id=self.id, epoch=self.unit.epoch)
+        with calling("WithdrawState", self.service):
+            await self._stub.WithdrawState(request, timeout=timeout)
+
+    async def drop(self, tensors: Sequence[TensorName], timeout: float) -> None:
+        request = pb.DropStateRequest(unit_id=self.id, epoch=self.unit.epoch, tensors=tensors)
+        with calling("DropState", self.service):
+            await self._stub.DropState(request, timeout=timeout)
+
+    async def digest(self, version: int, timeout: float) -> Mapping[str, int]:
+        request = pb.DigestStateRequest(unit_id=self.id, epoch=self.unit.epoch, version=version)
+        with calling("DigestState", self.service):
+            return digests_from_pb(await self._stub.DigestState(request, timeout=timeout))
+
+    async def sleep(self, timeout: float) -> None:
+        request = pb.SleepUnitRequest(unit_id=self.id, epoch=self.unit.epoch)
+        with calling("SleepUnit", self.service):
+            await self._stub.SleepUnit(request, timeout=timeout)
+
+    async def wake(self, timeout: float) -> None:
+        request = pb.WakeUnitRequest(unit_id=self.id, epoch=self.unit.epoch)
+        with calling("WakeUnit", self.service):
+            await self._stub.WakeUnit(request, timeout=timeout)
 
     async def release(self, timeout: float) -> None:
         request = pb.ReleaseUnitRequest(unit_id=self.id, epoch=self.unit.epoch)

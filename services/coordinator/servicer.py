@@ -9,23 +9,31 @@ from typing import Any
 import grpc.aio
 
 from nereus.v1 import coordinator_pb2 as pb
+from nereus.v1 import units_pb2
 from nereus.v1.coordinator_pb2_grpc import CoordinatorServiceServicer
 from nereus_common.core.errors import InvalidInput
-from nereus_common.core.ids import JobId, Stage
+from nereus_common.core.ids import JobId, ModelStage, Stage, TransitionId
 from nereus_common.rpc.convert import plan_from_pb
+from nereus_common.rpc.transitions import dag_to_pb
 from nereus_common.stages.convert import head_from_pb
+from nereus_common.stages.servicer import time_left
 
 from .jobs import PlacedJob, PlacedJobs
 from .placement import ModelSource, Placement
 from .remote_unit import RemoteUnit
 from .sync import SyncReport
+from .transitions import Transitions
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+DIGEST_SECONDS = 120.0
+
+
 class CoordinatorServicer(CoordinatorServiceServicer):
-    def __init__(self, jobs: PlacedJobs) -> None:
+    def __init__(self, jobs: PlacedJobs, transitions: Transitions) -> None:
         self._jobs = jobs
+        self._transitions = transitions
 
     async def PlaceJob(self, request: pb.PlaceJobRequest, context: Context) -> pb.PlaceJobResponse:
         placed = await self._jobs.place(_placement(request), request.timeout_seconds)
@@ -38,8 +46,54 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         return pb.SyncWeightsResponse(report=_report_to_pb(report))
 
     async def ReleaseJob(self, request: pb.ReleaseJobRequest, context: Context) -> pb.ReleaseJobResponse:
+        await self._transitions.forget(JobId(request.job_id))
         await self._jobs.release(JobId(request.job_id))
         return pb.ReleaseJobResponse()
+
+    async def PlanTransition(self, request: pb.PlanTransitionRequest, context: Context) -> pb.PlanTransitionResponse:
+        job = JobId(request.job_id)
+        dag, placed = await self._transitions.plan(job, plan_from_pb(request.target))
+        shown = dag_to_pb(dag)
+        shown.job_id, shown.from_epoch = job, placed.placement.epoch
+        return pb.PlanTransitionResponse(transition=shown)
+
+    async def PrepareTransition(
+        self, request: pb.PrepareTransitionRequest, context: Context
+    ) -> pb.PrepareTransitionResponse:
+        await self._transitions.prepare(
+            JobId(request.job_id),
+            TransitionId(request.transition_id),
+            request.epoch,
+            plan_from_pb(request.target),
+            request.timeout_seconds,
+        )
+        return pb.PrepareTransitionResponse()
+
+    async def RunTransition(self, request: pb.RunTransitionRequest, context: Context) -> pb.RunTransitionResponse:
+        placed = await self._transitions.run(
+            JobId(request.job_id),
+            TransitionId(request.transition_id),
+            request.epoch,
+            request.version,
+            request.timeout_seconds,
+        )
+        return pb.RunTransitionResponse(
+            units=[_unit_to_pb(unit) for unit in placed.units],
+            epoch=placed.placement.epoch,
+            syncs=[_report_to_pb(report) for report in placed.reports],
+        )
+
+    async def AbortTransition(self, request: pb.AbortTransitionRequest, context: Context) -> pb.AbortTransitionResponse:
+        await self._transitions.abort(JobId(request.job_id), TransitionId(request.transition_id))
+        return pb.AbortTransitionResponse()
+
+    async def DigestModelStage(
+        self, request: pb.DigestModelStageRequest, context: Context
+    ) -> pb.DigestModelStageResponse:
+        name = ModelStage.parse(request.model_stage)
+        version, found = await self._transitions.digest(JobId(request.job_id), name, time_left(context, DIGEST_SECONDS))
+        digests = [units_pb2.StateDigest(kind=kind, digest=value) for kind, value in sorted(found.items())]
+        return pb.DigestModelStageResponse(version=version, digests=digests)
 
 
 def _placement(request: pb.PlaceJobRequest) -> Placement:
@@ -80,7 +134,11 @@ def _placed_to_pb(placed: PlacedJob) -> pb.PlaceJobResponse:
 
 def _unit_to_pb(unit: RemoteUnit) -> pb.PlacedUnit:
     return pb.PlacedUnit(
-        unit_id=unit.id, model_stage=str(unit.unit.model_stage), replica=unit.unit.replica, service=unit.service
+        unit_id=unit.id,
+        model_stage=str(unit.unit.model_stage),
+        replica=unit.unit.replica,
+        service=unit.service,
+        epoch=unit.unit.epoch,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from nereus_common.core.errors import ProcessLost, VerificationFailed
 from nereus_common.engines.generation.base import GenerationRequest, GenerationUnitConfig, Piece, WeightOrder
 from nereus_common.engines.generation.options import GenerationOptions
-from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankHolding, RankPulled, UnitSpec
+from nereus_common.stages.base import Holding, HostSettings, OffersNothing, PullOrder, RankHolding, RankPulled, UnitSpec
 from nereus_common.stages.worker_set import WorkerSet
 from nereus_common.transport import PullItem
 from nereus_common.workers import WorkerSpec
@@ -19,7 +19,7 @@ ANSWER_SECONDS = 1.0
 """By which a request that waits for a version gives up before its caller does, who then hears what it waited for."""
 
 
-class GenerationUnit:
+class GenerationUnit(OffersNothing):
     """UnitHost over one engine host. `on_lost` hears of a process that ended unasked."""
 
     def __init__(self, spec: UnitSpec, settings: HostSettings, on_lost: Callable[[ProcessLost], None]) -> None:
@@ -50,7 +50,7 @@ class GenerationUnit:
         """Fill from the model folder: for a model that nobody trains."""
         await self._workers.call_each("load", version, timeout, timeout=timeout)
 
-    async def describe(self, timeout: float) -> Holding:
+    async def describe(self, timeout: float, state: bool = False) -> Holding:
         (ranks,) = await self._workers.call_each("describe", timeout=timeout)
         return Holding(
             version=-1,

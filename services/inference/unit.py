@@ -8,7 +8,7 @@ from dataclasses import replace
 from nereus_common.core.errors import IllegalTransition, ProcessLost
 from nereus_common.engines import options as engine_options
 from nereus_common.engines.inference.base import Columns, InferenceOptions, InferenceRankConfig, Scored, check_work
-from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankHolding, RankPulled, UnitSpec
+from nereus_common.stages.base import Holding, HostSettings, OffersNothing, PullOrder, RankHolding, RankPulled, UnitSpec
 from nereus_common.stages.cores import KEEP_MEMORY, cores_per_rank
 from nereus_common.stages.worker_set import WorkerSet
 from nereus_common.state.dtypes import item_bytes
@@ -18,7 +18,7 @@ from nereus_common.workers import WorkerSpec
 BODY = "nereus_common.engines.inference.worker:InferenceWorker"
 
 
-class InferenceUnit:
+class InferenceUnit(OffersNothing):
     """UnitHost over one process per rank. `on_lost` hears of a process that ended unasked."""
 
     def __init__(self, spec: UnitSpec, settings: HostSettings, on_lost: Callable[[ProcessLost], None]) -> None:
@@ -36,7 +36,7 @@ class InferenceUnit:
     async def load(self, version: int, timeout: float, checkpoint: str = "") -> None:
         await self._workers.call_each("load", version, timeout=timeout)
 
-    async def describe(self, timeout: float) -> Holding:
+    async def describe(self, timeout: float, state: bool = False) -> Holding:
         found = await self._workers.call_each("describe", timeout=timeout)
         return Holding(
             found[0].version,

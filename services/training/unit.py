@@ -14,11 +14,16 @@ from numpy.typing import NDArray
 from nereus_common.checkpoints.manifest import read_manifest
 from nereus_common.checkpoints.state import Digests
 from nereus_common.core.errors import IllegalTransition, InvalidInput, ProcessLost, VerificationFailed
+from nereus_common.core.ids import TensorName
 from nereus_common.engines import options as engine_options
+from nereus_common.engines.torch_model import answers
 from nereus_common.engines.training.base import TrainingOptions, TrainingRankConfig, TrainStepResult, TrainStepSpec
 from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankHolding, RankPulled, UnitSpec
 from nereus_common.stages.cores import KEEP_MEMORY, cores_per_rank
 from nereus_common.stages.worker_set import WorkerSet
+from nereus_common.state.digest import combine
+from nereus_common.state.dtypes import item_bytes
+from nereus_common.transport.base import PullItem, PullRequest
 from nereus_common.workers import WorkerSpec
 
 BODY = "nereus_common.engines.training.worker:TrainingWorker"
@@ -31,7 +36,7 @@ class TrainingUnit:
         self._spec = spec
         self._devices = spec.plan.unit_devices(spec.replica)
         self._workers = WorkerSet([_worker(spec, rank, settings) for rank in range(len(self._devices))], on_lost)
-        self._version = -1
+        self._version = self._published = -1
         self._last: tuple[int, TrainStepResult] | None = None
 
     @property
@@ -46,30 +51,52 @@ class TrainingUnit:
             await self._restore(version, Path(checkpoint), timeout)
         else:
             await self._workers.call_each("load", version, timeout=timeout)
-        await self._workers.call_each("publish", version, timeout, timeout=timeout)
         self._version = version
+        await self._publish(version, timeout, timeout)
 
-    async def describe(self, timeout: float) -> Holding:
-        found = await self._workers.call_each("describe", timeout=timeout)
-        return Holding(
-            self._version,
-            tuple(
-                RankHolding(rank, str(self._devices[rank]), one.address, one.boxes) for rank, one in enumerate(found)
-            ),
-        )
+    async def describe(self, timeout: float, state: bool = False) -> Holding:
+        return self._holding(self._version, await self._workers.call_each("describe", state, timeout=timeout))
 
     async def pull(self, order: PullOrder) -> Sequence[RankPulled]:
-        raise IllegalTransition(
-            f"unit {self._spec.unit} trains: it is the source of its model's versions and pulls none",
-            unit=self._spec.unit,
-        )
+        """Whole states only, straight into their place: a trained model's versions come from its own updates."""
+        if not order.state:
+            raise IllegalTransition(
+                f"unit {self._spec.unit} trains: it is the source of its model's versions and pulls none",
+                remedy="pull its whole state, from the offer of another unit",
+                unit=self._spec.unit,
+            )
+        requests = [(_request(order, rank), order.more) for rank in range(len(self._devices))]
+        pulled = await self._workers.call_all("pull_state", requests, order.timeout)
+        if not order.more:
+            self._version, self._last = order.version, None
+        return [RankPulled(one.rank, one.bytes, one.seconds, one.digest) for one in pulled]
 
     async def verify(self, version: int, wire_dtype: str, timeout: float) -> Mapping[int, int]:
         return dict(enumerate(await self._workers.call_each("verify", wire_dtype, timeout=timeout)))
 
     async def commit(self, version: int, timeout: float) -> None:
+        """Publish the version, unless it is: of a state that was pulled nothing was."""
         if version != self._version:
             raise IllegalTransition(f"unit {self._spec.unit} holds version {self._version}, not {version}")
+        if self._published != version:
+            await self._publish(version, timeout, timeout)
+
+    async def offer(self, version: int, timeout: float) -> Holding:
+        self._published = -1
+        return self._holding(version, await self._workers.call_each("offer", version, timeout / 2, timeout=timeout))
+
+    async def withdraw(self, timeout: float) -> None:
+        await self._workers.call_each("withdraw", timeout / 2, timeout=timeout)
+        await self._publish(self._version, timeout, timeout)
+
+    async def drop(self, tensors: Sequence[TensorName], timeout: float) -> None:
+        self._version = self._published = -1
+        await self._workers.call_each("drop", list(tensors), timeout / 4, timeout=timeout)
+
+    async def digest(self, version: int, timeout: float) -> Mapping[str, int]:
+        """By "parameters", "exp_avg", "exp_avg_sq" and "step". StaleVersion when any rank holds another version."""
+        parts: list[Mapping[str, int]] = await self._workers.call_each("digest_state", version, timeout=timeout)
+        return {kind: combine(part[kind] for part in parts) for kind in parts[0]}
 
     async def sleep(self, timeout: float) -> None:
         raise IllegalTransition(f"unit {self._spec.unit}: training units stay on their devices", unit=self._spec.unit)
@@ -105,7 +132,7 @@ class TrainingUnit:
             )
         results: list[TrainStepResult] = await self._workers.call_each("train_step", update, columns, timeout=timeout)
         started = time.monotonic()
-        await self._workers.call_each("publish", results[0].version, pin_timeout, timeout=timeout)
+        await self._publish(results[0].version, pin_timeout, timeout)
         slowest = max(results, key=lambda one: sum(one.seconds.values()))
         result = TrainStepResult(
             version=results[0].version,
@@ -116,6 +143,19 @@ class TrainingUnit:
         self._version = result.version
         self._last = (update.step, result)
         return result
+
+    async def _publish(self, version: int, pin_timeout: float, timeout: float) -> None:
+        """Let weight syncs pull the version from now on."""
+        await self._workers.call_each("publish", version, pin_timeout, timeout=timeout)
+        self._published = version
+
+    def _holding(self, version: int, ranks: Sequence[answers.RankHolding]) -> Holding:
+        return Holding(
+            version,
+            tuple(
+                RankHolding(rank, str(self._devices[rank]), one.address, one.boxes) for rank, one in enumerate(ranks)
+            ),
+        )
 
     async def _restore(self, version: int, checkpoint: Path, timeout: float) -> None:
         """Every rank reads its boxes; together they must hold what was saved."""
@@ -138,6 +178,21 @@ class TrainingUnit:
                 unit=self._spec.unit,
                 model=model,
             )
+
+
+def _request(order: PullOrder, rank: int) -> PullRequest:
+    return PullRequest(
+        version=order.version,
+        items=tuple(
+            PullItem(move.tensor, move.box, move.source, order.addresses[move.source])
+            for move in order.transfers
+            if move.target.rank == rank
+        ),
+        item_bytes=item_bytes(order.wire_dtype),
+        deadline=order.timeout,
+        transition=order.transition,
+        wire_dtype=order.wire_dtype,
+    )
 
 
 def _worker(spec: UnitSpec, rank: int, settings: HostSettings) -> WorkerSpec:

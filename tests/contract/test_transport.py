@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -273,6 +274,30 @@ def test_a_pull_that_outlasts_retire_is_revoked_and_sees_no_later_write(
         with pytest.raises((StaleVersion, VerificationFailed)):
             pulling.result(20)
     assert ((gate.array == before) | (gate.times == 0)).all()
+
+
+def test_what_is_taken_back_may_be_freed_only_once_nobody_reads_it(
+    source: Transport, wide: Transport, version: int
+) -> None:
+    array, other = weights(40_000, 64), weights(4, 4)
+    source.publish(A, version, {NAME: [(Box.whole(array.shape), array)]})
+    source.publish(B, version, {NAME: [(Box.whole(other.shape), other)]})
+    gate = Gate(Box.whole(array.shape))
+    with ThreadPoolExecutor(1) as pool:
+        pulling = pool.submit(wide.pull, wanted(source, version, gate.box), gate)
+        assert gate.reached.wait(10)
+        assert not source.withdraw(A, timeout=0.1)
+        gate.open.set()
+        with pytest.raises(StaleVersion):
+            pulling.result(20)
+    assert source.withdraw(A, timeout=10.0)
+    with pytest.raises(StaleVersion):
+        pull(wide, wanted(source, version, gate.box))
+    assert source.withdraw(A, timeout=0.0), "nothing is offered: nothing is read"
+    kept = PullItem(NAME, Box.whole(other.shape), B, source.address)
+    found = Into(kept.box)
+    wide.pull(replace(wanted(source, version, kept.box), items=(kept,)), found)
+    assert (found.array == other).all(), "other holders stay"
 
 
 def announce_wrong_digests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,10 @@ class RankProcesses:
         else:
             os.environ["OMP_NUM_THREADS"] = before
 
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid or 0 for process in self._processes]
+
     def run(
         self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout: float = 120, first: int = 0
     ) -> list[Any]:

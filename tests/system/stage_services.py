@@ -9,7 +9,9 @@ from pathlib import Path
 
 from nereus_controller.placed import PlacedStage, PlacedUnit
 from nereus_coordinator.jobs import PlacedJob, PlacedJobs
+from nereus_coordinator.ledger import UnitLedger
 from nereus_coordinator.placement import ModelSource, Placement, unit_specs
+from nereus_coordinator.reach import Reach
 from nereus_coordinator.remote_unit import RemoteUnit
 from nereus_inference.unit import InferenceUnit
 from nereus_training.servicer import TrainingServicer
@@ -76,8 +78,10 @@ async def stage_services(logs: Path) -> AsyncIterator[Services]:
     for device in DEVICES:
         await registry.put_device(Device(device, "cpu", 8 << 30))
     async with Channels() as channels:
-        services = Services(registry, channels, PlacedJobs(registry, channels))
-        services.jobs.lead(1)
+        ledger = UnitLedger(registry)
+        ledger.fence = 1
+        services = Services(registry, channels, PlacedJobs(ledger, Reach(registry, channels)))
+        services.jobs.open()
         servers = [await _serve(stage, services, logs) for stage in (Stage.TRAINING, Stage.INFERENCE)]
         try:
             yield services

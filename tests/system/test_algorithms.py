@@ -136,7 +136,8 @@ def tiny_example(file: str, model: Path, judge: Path, **overrides: Any) -> dict[
     return data
 
 
-@pytest.mark.parametrize("file", ["ppo.yaml", pytest.param("remax.yaml", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("file", ["ppo.yaml", "remax.yaml"])
 def test_an_example_runs(client: SyncClient, tiny_model: Path, judge: Path, file: str) -> None:
     steps, _ = run(client, tiny_example(file, tiny_model, judge))
     assert len(steps) == 4

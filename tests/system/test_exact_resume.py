@@ -102,6 +102,7 @@ def test_a_job_whose_controller_is_killed_ends_with_the_bits_of_one_that_ran_thr
         down(folder)
 
 
+@pytest.mark.long
 def test_a_job_that_goes_on_under_another_plan_has_the_losses_of_one_that_kept_its_plan(
     client: SyncClient, tiny_model: Path
 ) -> None:

@@ -96,6 +96,7 @@ async def test_a_killed_engine_process_ends_the_unit_with_its_name_in_the_log(
     assert _scratch() - scratch == set()
 
 
+@pytest.mark.long
 async def test_a_unit_that_is_stopped_ends_soon_and_leaves_nothing(
     folder: Path, source: Transport, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def test_a_job_learns_on_vllm_with_two_replicas_and_sharded_training(client: Syn
     assert first.bytes_moved == first.bytes_needed
 
 
+@pytest.mark.long
 def test_the_same_job_runs_under_another_plan_in_its_file(client: SyncClient, tiny_untied_model: Path) -> None:
     spec = job_spec("tensor-parallel", tiny_untied_model, generation="tp2.pp1.fs1", training="tp1.pp2.fs1")
     _check_whole(_run(client, spec), 2)

@@ -104,7 +104,7 @@ def test_a_cancelled_job_gives_its_devices_back(client: SyncClient, tiny_model: 
     assert _grants(client) == 0
 
 
-@pytest.mark.parametrize("victim", ["training", "generation"])
+@pytest.mark.parametrize("victim", ["training", pytest.param("generation", marks=pytest.mark.long)])
 def test_a_killed_worker_ends_its_job_by_name_and_other_jobs_live(
     client: SyncClient, cluster: ClusterState, tiny_model: Path, victim: str
 ) -> None:

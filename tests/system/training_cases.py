@@ -52,6 +52,16 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2", "tie_word_embeddings": True, **_BASE},
     "qwen3": {"model_type": "qwen3", "tie_word_embeddings": True, "head_dim": 8, **_BASE},
 }
+OF_THREE = {
+    "llama-three": {
+        "model_type": "llama",
+        "tie_word_embeddings": True,
+        **_BASE,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+    }
+}
+"""For layouts that the heads of the others do not divide by."""
 
 
 def save_model(name: str, folder: Path, max_shard_size: str = "1GB", head: Head = Head.LM) -> Path:
@@ -61,7 +71,7 @@ def save_model(name: str, folder: Path, max_shard_size: str = "1GB", head: Head 
 
     torch.manual_seed(11)
     kind = AutoModelForCausalLM if head is Head.LM else AutoModelForSequenceClassification
-    config = AutoConfig.for_model(**MODELS[name], **({} if head is Head.LM else {"num_labels": 1}))
+    config = AutoConfig.for_model(**(MODELS | OF_THREE)[name], **({} if head is Head.LM else {"num_labels": 1}))
     model = kind.from_config(config, dtype=torch.float32)
     with torch.no_grad():
         for parameter in model.parameters():

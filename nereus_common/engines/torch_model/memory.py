@@ -1,7 +1,8 @@
-"""Peak memory of this process: the allocator's on a GPU, resident bytes as the kernel counts them on a CPU."""
+"""Memory of this process: the allocator's on a GPU, resident bytes as the kernel counts them on a CPU."""
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
 
 import torch
@@ -23,3 +24,11 @@ def peak_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
     return int(lines["VmHWM"].split()[0]) * 1024
+
+
+def give_back(device: torch.device) -> None:
+    """Return to the system what tensors have freed; allocators keep it otherwise."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(ctypes.c_size_t(0))

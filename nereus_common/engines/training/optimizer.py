@@ -24,7 +24,8 @@ class Moments:
 
 
 class ShardOptimizer:
-    """Updates local shards in place. State exists from the start, so no rank ever lacks a counter."""
+    """Updates local shards in place. State exists from the start, so no rank ever lacks a counter; it is undefined,
+    and on a CPU takes no memory, until it is filled or `reset`."""
 
     def __init__(self, shards: Sequence[Shard], options: Optimizer) -> None:
         self._shards = shards
@@ -43,14 +44,16 @@ class ShardOptimizer:
             weight_decay=options.weight_decay,
             fused=True,
         )
-        self.reset()
+        for parameter in self._parameters:
+            moments = {name: torch.empty_like(parameter, requires_grad=False) for name in MOMENTS}
+            step = torch.empty((), dtype=torch.float32, device=parameter.device)
+            self._adam.state[parameter] = {"step": step, **moments}
 
     def reset(self) -> None:
         """Zero moments and counters."""
-        for parameter in self._parameters:
-            zeros = {name: torch.zeros_like(parameter, requires_grad=False) for name in MOMENTS}
-            step = torch.zeros((), dtype=torch.float32, device=parameter.device)
-            self._adam.state[parameter] = {"step": step, **zeros}
+        for state in self._adam.state.values():
+            for tensor in state.values():
+                tensor.zero_()
 
     def step(self, gradients: Iterable[Tensor], learning_rate: float) -> None:
         """One update; `gradients` in the order of the shards."""

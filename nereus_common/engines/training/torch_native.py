@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,14 +19,15 @@ from numpy.typing import NDArray
 
 from nereus_common.checkpoints.reader import CheckpointReader
 from nereus_common.checkpoints.state import BoxState, Digests
-from nereus_common.core.errors import JobFailed, NotFound, StaleVersion
+from nereus_common.core.errors import IllegalTransition, JobFailed, NotFound, StaleVersion
 from nereus_common.core.ids import Head, TensorName
 from nereus_common.core.transfer import Box
 from nereus_common.engines.torch_model.build import TORCH_DTYPES, build_stage, fsdp_modules
 from nereus_common.engines.torch_model.checkpoint import load_shards
 from nereus_common.engines.torch_model.forward import forward_packs
 from nereus_common.engines.torch_model.limits import check_plan, read_config
-from nereus_common.engines.torch_model.memory import peak_bytes, reset_peak
+from nereus_common.engines.torch_model.live import Served
+from nereus_common.engines.torch_model.memory import give_back, peak_bytes, reset_peak
 from nereus_common.engines.torch_model.packs import PackTensors, to_tensors
 from nereus_common.engines.torch_model.shards import shards
 from nereus_common.engines.torch_model.wire import Pieces, digest_shards, wire_copies
@@ -40,6 +41,7 @@ from nereus_common.engines.training.base import (
     TrainStepSpec,
 )
 from nereus_common.engines.training.gradients import clip, collect_gradients, global_norm
+from nereus_common.engines.training.live_state import NOTHING, LiveState
 from nereus_common.engines.training.microbatches import accumulate_gradients
 from nereus_common.engines.training.objective import Objective
 from nereus_common.engines.training.optimizer import ShardOptimizer
@@ -54,10 +56,12 @@ from nereus_common.engines.training.share import (
 from nereus_common.engines.training.snapshot import fill, owned_states
 from nereus_common.rl.packing import common_shape, pack_for_ranks
 from nereus_common.rl.rollouts import RolloutBatch
+from nereus_common.transport.base import Raw
 
 
 class TorchTrainingEngine:
-    """One rank. Constructing it waits for all ranks of the model-stage; the state is undefined until `load`."""
+    """One rank. Constructing it waits for all ranks of the model-stage; the state has no storage until it is filled:
+    by `load`, `restore`, `load_state`, or by pulling it part by part."""
 
     def __init__(self, config: TrainingRankConfig) -> None:
         plan = config.stage
@@ -80,7 +84,10 @@ class TorchTrainingEngine:
         self._model = build_stage(config.model_path, plan, self._world, self._device, train=True, head=config.head)
         self._shards = shards(self._model)
         self._optimizer = ShardOptimizer(self._shards, config.options.optimizer)
+        self._live = LiveState(self._who, self._model, self._shards, self._optimizer.moments())
+        give_back(self._device)
         self._version = -1
+        self._offered = False
         self._last: TrainStepResult | None = None
         self._partial: int | None = None
         """The step whose updates have begun; while the version is -1 they are not all made."""
@@ -92,6 +99,8 @@ class TorchTrainingEngine:
 
     def load(self, version: int) -> None:
         """Fill this rank's boxes from the model folder, a score head that it lacks with zeros; zero moments."""
+        self._check_not_offered()
+        self._live.materialize()
         load_shards(Path(self._config.model_path), self._shards, new_head=self._config.head is Head.SCORE)
         self._optimizer.reset()
         self._changed(version)
@@ -99,6 +108,8 @@ class TorchTrainingEngine:
     def restore(self, version: int, checkpoint: Path, model: str) -> Digests:
         """Fill this rank's boxes, parameters and optimizer state, from the checkpoint of `model`, whatever layout wrote
         it; returns the digests of what the rank then owns within its unit. Raises what `CheckpointReader` raises."""
+        self._check_not_offered()
+        self._live.materialize()
         moments = self._optimizer.moments()
         with CheckpointReader(checkpoint, model) as reader:
             fill(self._shards, moments, reader)
@@ -123,6 +134,7 @@ class TorchTrainingEngine:
         """
         if self._last is not None and self._last.version == spec.step + 1:
             return self._last
+        self._check_not_offered()
         self._check_whole()
         if self._version != spec.step:
             raise StaleVersion(f"{self._who} holds version {self._version}, the step starts from {spec.step}")
@@ -137,6 +149,7 @@ class TorchTrainingEngine:
         metrics |= {"grad_norm": sum(norms) / len(norms), "grad_norm_max": max(norms), "updates": float(len(norms))}
         metrics["tokens"] = float(sum(spec.minibatch_tokens))
         self._version = spec.step + 1
+        self._live.replaced(self._version)
         self._last = TrainStepResult(self._version, metrics, seconds, peak_bytes(self._device))
         return self._last
 
@@ -170,6 +183,7 @@ class TorchTrainingEngine:
 
     def load_state(self, state: Mapping[TensorName, TensorState], version: int) -> None:
         """The inverse of `state`; NotFound names a box that is missing."""
+        self._live.materialize()
         moments = self._optimizer.moments()
         for shard in self._shards:
             if not shard.box.elements:
@@ -184,8 +198,64 @@ class TorchTrainingEngine:
             held.step.fill_(given.step)
         self._changed(version)
 
+    def state_boxes(self) -> Mapping[TensorName, tuple[Box, ...]]:
+        """Of the whole state: parameters, moments and counters, named as in `LiveState`."""
+        return self._live.boxes()
+
+    def offer(self, version: int) -> Mapping[TensorName, Sequence[tuple[Box, Served]]]:
+        """What is here of `version`, in place: from now on it stays as it is. StaleVersion when nothing is."""
+        held = self._version if self._version >= 0 else self._live.version
+        if version != held or version < 0:
+            raise StaleVersion(f"{self._who} holds version {held}, not {version}")
+        if not self._offered:
+            self._reshard()
+            give_back(self._device)
+        self._offered = True
+        return self._live.served()
+
+    def withdraw(self) -> None:
+        self._offered = False
+
+    def drop(self, tensors: Iterable[TensorName]) -> None:
+        """Free offered tensors that nobody reads any more; what is left belongs to no version that could be trained."""
+        if not self._offered:
+            raise IllegalTransition(f"{self._who} offers nothing, so nothing of it may be dropped")
+        self._version = -1
+        self._live.drop(tensors)
+        give_back(self._device)
+
+    def lacking(self, version: int, asked: Sequence[tuple[TensorName, Box]]) -> Sequence[tuple[Box, ...]]:
+        """See `LiveState.lacking`; IllegalTransition where a whole state of another version would be lost."""
+        if self._version not in (-1, version):
+            raise IllegalTransition(f"{self._who} holds version {self._version} and takes no parts of {version}")
+        return self._live.lacking(version, asked)
+
+    def put(self, tensor: TensorName, box: Box, data: Raw) -> None:
+        """See `LiveState.put`."""
+        self._live.put(tensor, box, data)
+
+    def filled(self, version: int, *, whole: bool) -> None:
+        """A part has come to its end; `whole`: it was the last, and the state is `version` now.
+
+        VerificationFailed when something of it never came.
+        """
+        self._live.settle()
+        if whole:
+            self._live.check_whole()
+            self._changed(version)
+
+    def state_digests(self, version: int) -> Mapping[str, int]:
+        """By kind, of what this rank owns within its unit; StaleVersion at another version."""
+        if version != self._version:
+            raise StaleVersion(f"{self._who} holds version {self._version}, not {version}")
+        return self._live.digests()
+
     def close(self) -> None:
         self._world.close()
+
+    def _check_not_offered(self) -> None:
+        if self._offered:
+            raise IllegalTransition(f"{self._who} offers its state and keeps it as it is", remedy="withdraw it first")
 
     def _loaded(self) -> None:
         self._check_whole()
@@ -202,9 +272,14 @@ class TorchTrainingEngine:
 
     def _changed(self, version: int) -> None:
         """The state was replaced: forget what was made from the old one, gathered parameters too."""
+        self._reshard()
+        self._version, self._last, self._partial, self._offered = version, None, None, False
+        self._live.replaced(version)
+
+    def _reshard(self) -> None:
+        """Drop gathered parameters."""
         for module in fsdp_modules(self._model):
             module.reshard()
-        self._version, self._last, self._partial = version, None, None
 
     def _prepare(self, spec: TrainStepSpec, columns: Columns) -> tuple[Sequence[Minibatch], Objective]:
         """All that can be refused is refused here, on all ranks alike."""
@@ -262,6 +337,7 @@ class TorchTrainingEngine:
             )
         clip(gradients, norm, spec.max_grad_norm)
         self._version, self._partial = -1, spec.step
+        self._live.version = NOTHING
         self._optimizer.step(gradients, spec.learning_rate)
         return norm
 

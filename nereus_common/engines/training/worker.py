@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nereus_common.checkpoints.state import Digests
 from nereus_common.core.errors import StaleVersion
 from nereus_common.core.ids import TensorName
-from nereus_common.core.transfer import RankRef
-from nereus_common.engines.torch_model.answers import RankHolding
+from nereus_common.core.transfer import RankRef, state_holder
+from nereus_common.engines.torch_model.answers import RankHolding, RankPull
 from nereus_common.engines.torch_model.exchange import open_transport
 from nereus_common.engines.training.base import (
     Columns,
@@ -19,8 +19,10 @@ from nereus_common.engines.training.base import (
     TrainStepResult,
     TrainStepSpec,
 )
+from nereus_common.engines.training.offering import Offering
 from nereus_common.engines.training.snapshot import Snapshots
 from nereus_common.engines.training.torch_native import TorchTrainingEngine
+from nereus_common.transport.base import PullRequest
 
 
 class TrainingWorker:
@@ -31,6 +33,9 @@ class TrainingWorker:
         self._config = config
         self._engine: TrainingEngine = TorchTrainingEngine(config)
         self._transport = open_transport(config.transport)
+        self._holder = RankRef(config.unit, config.rank)
+        offered = RankRef(state_holder(config.unit), config.rank)
+        self._offering = Offering(self._engine, self._transport, offered, self._holder)
         self._snapshots = Snapshots(f"{config.unit} rank {config.rank}", config.rank)
 
     def load(self, version: int) -> None:
@@ -55,8 +60,30 @@ class TrainingWorker:
         """See `TorchTrainingEngine.train_step`. What was published stays: it is a copy."""
         return self._engine.train_step(spec, columns)
 
-    def describe(self) -> RankHolding:
-        return RankHolding(self._config.rank, self._transport.address, self._engine.version, self._engine.boxes())
+    def describe(self, state: bool = False) -> RankHolding:
+        """`state`: of the whole state, the optimizer's tensors too."""
+        boxes = self._engine.state_boxes() if state else self._engine.boxes()
+        return RankHolding(self._config.rank, self._transport.address, self._engine.version, boxes)
+
+    def offer(self, version: int, timeout: float) -> RankHolding:
+        """See `Offering.offer`."""
+        return self._offering.offer(version, timeout)
+
+    def withdraw(self, timeout: float) -> None:
+        """See `Offering.withdraw`."""
+        self._offering.withdraw(timeout)
+
+    def drop(self, tensors: Sequence[TensorName], timeout: float) -> None:
+        """See `Offering.drop`."""
+        self._offering.drop(tensors, timeout)
+
+    def pull_state(self, request: PullRequest, more: bool) -> RankPull:
+        """See `Offering.pull`."""
+        return self._offering.pull(request, more)
+
+    def digest_state(self, version: int) -> Mapping[str, int]:
+        """See `TorchTrainingEngine.state_digests`."""
+        return self._engine.state_digests(version)
 
     def publish(self, version: int, pin_timeout: float) -> None:
         """Offer the state as `version` in the compute dtype; older versions are revoked after `pin_timeout` seconds.
@@ -68,8 +95,7 @@ class TrainingWorker:
                 f"{self._config.unit} rank {self._config.rank} holds version {self._engine.version}, not {version}"
             )
         self._transport.retire(version, timeout=pin_timeout)
-        holder = RankRef(self._config.unit, self._config.rank)
-        self._transport.publish(holder, version, self._engine.wire_copies(self._config.stage.dtypes.compute))
+        self._transport.publish(self._holder, version, self._engine.wire_copies(self._config.stage.dtypes.compute))
 
     def verify(self, wire_dtype: str) -> int:
         """Digest of the boxes held, in the wire dtype."""

@@ -16,10 +16,10 @@ import pytest
 import redis
 
 from nereus_common.core.emu import Unit
-from nereus_common.core.ids import DeviceId, JobId, ModelStage, UnitId
+from nereus_common.core.ids import DeviceId, JobId, ModelStage, TransitionId, UnitId
 from nereus_common.core.layout import Layout
 from nereus_common.core.plan import GenerationLimits, Plan, StagePlan
-from nereus_common.registry import Registry, embedded, open_registry
+from nereus_common.registry import Registry, TransitionRecord, embedded, open_registry
 
 KEPT = 50
 """Events kept per job in these tests."""
@@ -159,3 +159,7 @@ def make_plan(microbatch_tokens: int = 512) -> Plan:
     generation = StagePlan(Layout(), (DeviceId("n", "cpu2"),), generation=GenerationLimits())
     names = ModelStage.parse("actor/training"), ModelStage.parse("actor/generation")
     return Plan(((names[0], training), (names[1], generation)))
+
+
+def make_transition(name: str = "t1", created: float = 1.0) -> TransitionRecord:
+    return TransitionRecord(TransitionId(name), JOB, 1, make_plan(), make_plan(1024), created)

@@ -14,7 +14,7 @@ from nereus_common.core.ids import DeviceId, UnitId
 from nereus_common.registry import Device, JobRecord, Lease, Registry, open_registry
 from nereus_common.registry.memory import MemoryRegistry
 
-from .conftest import JOB, KEPT, SERVERS, Store, make_plan, make_unit
+from .conftest import JOB, KEPT, SERVERS, Store, make_plan, make_transition, make_unit
 
 Call = Callable[[Registry], Awaitable[object]]
 
@@ -44,10 +44,14 @@ calls: st.SearchStrategy[Call] = st.one_of(
     st.builds(lambda e: called("get_plan", JOB, e), st.none() | small),
     st.builds(lambda u, e, x, f: called("put_unit", make_unit(u, epoch=e), expected=x, fence=f), unit_ids, small, small,
               fences),
+    st.builds(lambda t, x, f: called("put_transition", make_transition(f"t{t}"), expected=x, fence=f), small, small,
+              fences),
+    st.builds(lambda t: called("get_transition", JOB, f"t{t}"), small),
     st.builds(lambda u, x, f: called("remove_unit", JOB, u, expected=x, fence=f), unit_ids, small, fences),
     st.builds(lambda n: called("append_event", JOB, "step", {"n": n}, time=0.5), small),
     st.builds(lambda a, n: called("read_events", JOB, a, limit=n), st.integers(0, 6), st.integers(1, 4)),
-    st.sampled_from([called("jobs"), called("units", JOB), called("grants"), called("devices"), called("services"),
+    st.sampled_from([called("jobs"), called("units", JOB), called("transitions", JOB),
+                     called("grants"), called("devices"), called("services"),
                      called("raise_epoch"), called("epoch"), called("get_job", JOB)]),
 )  # fmt: skip
 

@@ -10,10 +10,11 @@ import pytest
 
 from nereus_common.core.emu import Phase
 from nereus_common.core.errors import Conflict, InvalidInput, NotFound, StaleEpoch
-from nereus_common.core.ids import JobId, UnitId
+from nereus_common.core.ids import JobId, TransitionId, UnitId
 from nereus_common.registry import CommittedPlan, JobRecord, JobState, Registry, Versioned
+from nereus_common.transitions.lifecycle import NodeState, TransitionState
 
-from .conftest import JOB, make_plan, make_unit
+from .conftest import JOB, make_plan, make_transition, make_unit
 
 RECORD = JobRecord(JOB, '{"name": "é\\n"}', created=1e9 + 0.25)
 
@@ -125,6 +126,50 @@ async def test_a_commit_raises_the_epoch_of_the_registry(registry: Registry) -> 
     before = await registry.epoch()
     await registry.commit_plan(JOB, 0, make_plan())
     assert await registry.epoch() > before
+
+
+async def test_a_transition_comes_back_as_it_was_written(registry: Registry, other: Registry) -> None:
+    planned = make_transition()
+    moving = replace(
+        planned,
+        state=TransitionState.MOVING,
+        dag_json='{"nodes":[]}',
+        nodes=(NodeState.DONE, NodeState.RUNNING),
+        units=(UnitId("u2"),),
+        kept=(UnitId("u1"),),
+        rounds={1: 4},
+        step=7,
+        bytes_moved=1 << 60,
+        seconds={"move": 0.25},
+    )
+    assert await registry.put_transition(planned, expected=0) == 1
+    assert await registry.put_transition(moving, expected=1) == 2
+    assert await other.get_transition(JOB, planned.id) == Versioned(moving, 2)
+    with pytest.raises(NotFound, match="no transition t9"):
+        await other.get_transition(JOB, TransitionId("t9"))
+
+
+async def test_transitions_are_listed_by_job_oldest_first(registry: Registry) -> None:
+    for name, created in (("t2", 2.0), ("t10", 10.0), ("t1", 1.0)):
+        await registry.put_transition(make_transition(name, created), expected=0)
+    assert [record.value.id for record in await registry.transitions(JOB)] == ["t1", "t2", "t10"]
+    assert await registry.transitions(JobId("job-3")) == ()
+
+
+async def test_of_many_writers_of_one_transition_exactly_one_wins(registry: Registry, other: Registry) -> None:
+    await registry.put_transition(make_transition(), expected=0)
+
+    async def write(number: int) -> None:
+        await (registry, other)[number % 2].put_transition(make_transition(), expected=1)
+
+    assert await winners(write) == 1
+
+
+async def test_a_journal_of_a_coordinator_that_was_replaced_is_barred(registry: Registry, other: Registry) -> None:
+    await registry.put_transition(make_transition(), expected=0, fence=3)
+    await other.put_unit(make_unit(), expected=0, fence=5)
+    with pytest.raises(StaleEpoch, match="fence 5"):
+        await registry.put_transition(make_transition(), expected=1, fence=3)
 
 
 async def test_a_unit_comes_back_as_it_was_written(registry: Registry, other: Registry) -> None:

@@ -17,7 +17,7 @@ EXPORTED = {
     "Client", "ClusterStatus", "Device", "Evaluation", "Job", "JobEvent", "JobHandle", "JobSpec", "JobState", "LogLine",
     "Observation", "Plan", "RewardInput", "Service", "StateChange", "StepReport", "SyncClient", "SyncJobHandle",
     "SyncReport", "Task", "errors", "load_spec",
-    "Checkpoint", "Restart", "Sample", "load_plan",
+    "Checkpoint", "Restart", "Sample", "load_plan", "StateDigests", "Transition", "TransitionChange",
 }  # fmt: skip
 HEAVY = ("torch", "grpc", "vllm", "transformers", "redis", "ucxx", "numpy", "pydantic", "nereus_controller")
 

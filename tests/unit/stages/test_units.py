@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -13,10 +14,11 @@ from nereus_common.core.errors import (
     NotFound,
     ProcessLost,
     StaleEpoch,
+    StaleVersion,
     Unavailable,
     VerificationFailed,
 )
-from nereus_common.core.ids import DeviceId, JobId, ModelStage, Stage, UnitId
+from nereus_common.core.ids import DeviceId, JobId, ModelStage, Stage, TensorName, UnitId
 from nereus_common.core.layout import Layout
 from nereus_common.core.plan import StagePlan
 from nereus_common.stages.base import PullOrder, Rendezvous, UnitSpec
@@ -114,7 +116,7 @@ async def test_between_apply_and_commit_nothing_is_served(units: Units) -> None:
 async def test_a_unit_that_differs_after_applying_never_serves_again(units: Units, host: ScriptedHost) -> None:
     await _serve(units)
     await units.pull(UNIT, 4, _order(1))
-    host.digest = 8
+    host.digest_of_rank = 8
     with pytest.raises(VerificationFailed, match=r"ranks \[0\]"):
         await units.verify(UNIT, 4, 1, "bfloat16", {0: 7}, 1.0)
     with pytest.raises(IllegalTransition):
@@ -130,6 +132,19 @@ async def test_a_lost_process_is_named_by_every_later_call(units: Units, host: S
         units.serving(UNIT, 4)
     (entry,) = units.entries()
     assert entry.unit.phase is Phase.LOST
+
+
+async def test_a_loss_that_is_noticed_during_a_call_is_what_the_call_raises(units: Units, host: ScriptedHost) -> None:
+    await units.prepare(_spec(), 1.0)
+    host.blocked["pull"] = asyncio.Event()
+    host.failures["pull"] = lost = ProcessLost("worker r0 (pid 1) was killed")
+    pulling = asyncio.create_task(units.pull(UNIT, 4, _part(3)))
+    await asyncio.sleep(0)
+    units.note_loss(UNIT, lost)
+    host.blocked["pull"].set()
+    with pytest.raises(ProcessLost, match="worker r0"):
+        await pulling
+    assert _phase(units) is Phase.LOST
 
 
 async def test_release_ends_a_call_that_is_under_way(units: Units, host: ScriptedHost) -> None:
@@ -150,3 +165,95 @@ async def test_releasing_what_is_not_known_is_no_error(units: Units) -> None:
     await units.release(UNIT, 4)
     with pytest.raises(NotFound):
         await units.load(UNIT, 4, 0, 1.0)
+
+
+def _part(version: int, more: bool = False) -> PullOrder:
+    return replace(_order(version), state=True, more=more)
+
+
+def _phase(units: Units) -> Phase:
+    (entry,) = units.entries()
+    return entry.unit.phase
+
+
+async def test_a_unit_that_offers_its_state_does_no_work_until_it_withdraws(units: Units) -> None:
+    await _serve(units)
+    for _ in range(2):
+        await units.offer(UNIT, 4, 0, 1.0)
+        with pytest.raises(IllegalTransition, match="offering"):
+            units.serving(UNIT, 4)
+    for _ in range(2):
+        await units.withdraw(UNIT, 4, 1.0)
+        assert units.serving(UNIT, 4).unit.version == 0
+
+
+async def test_a_refused_offer_leaves_the_unit_at_work(units: Units, host: ScriptedHost) -> None:
+    await _serve(units)
+    host.failures["offer"] = StaleVersion("version 0 is held")
+    with pytest.raises(StaleVersion):
+        await units.offer(UNIT, 4, 1, 1.0)
+    assert _phase(units) is Phase.ACTIVE
+
+
+async def test_what_is_not_offered_cannot_be_dropped(units: Units, host: ScriptedHost) -> None:
+    await _serve(units)
+    with pytest.raises(IllegalTransition):
+        await units.drop(UNIT, 4, [TensorName("a")], 1.0)
+    assert "drop" not in host.calls
+
+
+async def test_a_unit_that_dropped_anything_is_drained_and_never_withdraws(units: Units, host: ScriptedHost) -> None:
+    await _serve(units)
+    await units.offer(UNIT, 4, 0, 1.0)
+    host.failures["drop"] = Unavailable("half of it is gone")
+    with pytest.raises(Unavailable):
+        await units.drop(UNIT, 4, [TensorName("a")], 1.0)
+    assert _phase(units) is Phase.DRAINED
+    with pytest.raises(IllegalTransition):
+        await units.withdraw(UNIT, 4, 1.0)
+    with pytest.raises(IllegalTransition):
+        units.serving(UNIT, 4)
+
+
+async def test_a_drained_unit_serves_again_once_its_gaps_are_filled_and_verified(units: Units) -> None:
+    await _serve(units)
+    await units.offer(UNIT, 4, 0, 1.0)
+    await units.drop(UNIT, 4, [TensorName("a")], 1.0)
+    await units.pull(UNIT, 4, _part(0))
+    await units.verify(UNIT, 4, 0, "float32", {}, 1.0)
+    await units.commit(UNIT, 4, 0, 1.0)
+    assert units.serving(UNIT, 4).unit.version == 0
+
+
+async def test_a_state_is_filled_part_by_part_and_a_failed_part_can_be_repeated(
+    units: Units, host: ScriptedHost
+) -> None:
+    await units.prepare(_spec(), 1.0)
+    await units.pull(UNIT, 4, _part(3, more=True))
+    host.failures["pull"] = Unavailable("the source is gone")
+    with pytest.raises(Unavailable):
+        await units.pull(UNIT, 4, _part(3))
+    assert _phase(units) is Phase.PREPARED
+    del host.failures["pull"]
+    await units.pull(UNIT, 4, _part(3))
+    with pytest.raises(IllegalTransition):
+        units.serving(UNIT, 4)
+    await units.verify(UNIT, 4, 3, "float32", {}, 1.0)
+    assert _phase(units) is Phase.LOADED
+
+
+async def test_a_unit_that_serves_takes_no_state(units: Units, host: ScriptedHost) -> None:
+    await _serve(units)
+    with pytest.raises(IllegalTransition):
+        await units.pull(UNIT, 4, _part(1))
+    assert "pull" not in host.calls and _phase(units) is Phase.ACTIVE
+
+
+async def test_a_unit_that_never_served_gives_its_parts_back_and_is_drained(units: Units) -> None:
+    await units.prepare(_spec(), 1.0)
+    await units.pull(UNIT, 4, _part(3, more=True))
+    await units.offer(UNIT, 4, 3, 1.0)
+    assert _phase(units) is Phase.DRAINED
+    await units.drop(UNIT, 4, [TensorName("a")], 1.0)
+    with pytest.raises(IllegalTransition):
+        await units.withdraw(UNIT, 4, 1.0)

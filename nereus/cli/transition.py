@@ -1,0 +1,137 @@
+"""`nereus transition …`: show, apply, list, get."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from nereus import rendering
+from nereus.cli.options import DataDir, Json, Target
+from nereus.cli.output import console, notes, print_json, speaks_plainly
+from nereus.cli.targets import FORM, parse_target
+from nereus.transition import Transition
+from nereus_common.core.errors import Conflict
+
+if TYPE_CHECKING:
+    from nereus.client import TargetSource
+    from nereus.sync import SyncClient
+
+app = typer.Typer(help="Move a running job from one plan to another.", no_args_is_help=True)
+
+JobName = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.")]
+Words = Annotated[list[str], typer.Argument(metavar="TARGET...", help=f"Where to: {FORM}.")]
+
+
+@app.command()
+@speaks_plainly
+def show(
+    job_id: JobName,
+    words: Words,
+    dot: Annotated[bool, typer.Option("--dot", help="Print a Graphviz graph.")] = False,
+    perfetto: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a timeline for Perfetto.")] = None,
+    rate: Annotated[float, typer.Option(min=0.001, metavar="GB/S", help="For the timeline's lengths.")] = 1.0,
+    target: Target = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a move would do, without doing it."""
+    from nereus.sync import SyncClient
+
+    with SyncClient.connect(target, data_dir=data_dir) as client:
+        shown = client.show_transition(job_id, _target(client, job_id, words))
+    if perfetto is not None:
+        perfetto.write_text(json.dumps(rendering.as_perfetto(shown, rate * 1e9)))
+        notes.print(f"{perfetto}: lengths predicted at {rate:g} GB/s", soft_wrap=True)
+    if as_json:
+        print_json(shown)
+    elif dot:
+        console.print(rendering.as_dot(shown), markup=False, soft_wrap=True)
+    else:
+        console.print(rendering.as_text(shown), markup=False)
+
+
+@app.command()
+@speaks_plainly
+def apply(
+    job_id: JobName,
+    words: Words,
+    transition_id: Annotated[str, typer.Option("--id", help="Applying twice under one id gives one.")] = "",
+    wait: Annotated[bool, typer.Option("--wait", help="Follow it until it has ended.")] = False,
+    target: Target = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Move a running job at its next safe boundary; with --wait exits with 1 when it did not happen."""
+    from nereus.sync import SyncClient
+
+    with SyncClient.connect(target, data_dir=data_dir) as client:
+        begun = client.apply_transition(job_id, _target(client, job_id, words), transition_id=transition_id)
+        if not wait:
+            print_json(begun) if as_json else console.print(begun.id)
+            return
+        last = begun
+        for last in client.follow_transition(job_id, begun.id):
+            print_json(last, line=True) if as_json else console.print(progress_line(last), markup=False)
+        if not as_json:
+            console.print(rendering.as_text(last), markup=False)
+        last.check()
+
+
+@app.command("list")
+@speaks_plainly
+def list_(job_id: JobName, target: Target = None, data_dir: DataDir = None, as_json: Json = False) -> None:
+    """Show the transitions of a job."""
+    from nereus.sync import SyncClient
+
+    with SyncClient.connect(target, data_dir=data_dir) as client:
+        found = client.transitions(job_id)
+    if as_json:
+        print_json(found)
+        return
+    table = Table(box=None)
+    for heading in ("transition", "state", "step", "to plan", "moved", "seconds"):
+        table.add_column(heading, overflow="fold")
+    for one in found:
+        moved, seconds = f"{one.bytes_moved / rendering.MIB:,.1f} MiB", f"{sum(one.seconds.values()):.1f}"
+        step = "" if one.step < 0 else str(one.step)
+        table.add_row(one.id, str(one.state), step, one.target.id, moved, seconds)
+    console.print(table)
+
+
+@app.command()
+@speaks_plainly
+def get(
+    job_id: JobName,
+    transition_id: Annotated[str, typer.Argument(metavar="ID")],
+    target: Target = None,
+    data_dir: DataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Show one transition."""
+    from nereus.sync import SyncClient
+
+    with SyncClient.connect(target, data_dir=data_dir) as client:
+        found = client.transition(job_id, transition_id)
+    if as_json:
+        print_json(found)
+        return
+    console.print(f"{found.id} {found.state}")
+    console.print(rendering.as_text(found), markup=False)
+
+
+def progress_line(transition: Transition) -> str:
+    """State, how many nodes are done, and the bytes that have moved."""
+    done = sum(node.state == "done" for node in transition.nodes)
+    moved = transition.bytes_moved / rendering.MIB
+    return f"{transition.state} {done}/{len(transition.nodes)} nodes, {moved:,.1f} MiB moved"
+
+
+def _target(client: SyncClient, job_id: str, words: list[str]) -> TargetSource:
+    plan = client.get(job_id).plan
+    if plan is None:
+        raise Conflict(f"job {job_id} has no plan yet", remedy="wait until it runs", job=job_id)
+    return parse_target(words, plan)

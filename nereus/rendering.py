@@ -1,0 +1,115 @@
+"""A transition as text for people, as a Graphviz graph, and as a timeline for Perfetto. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from nereus.transition import Transition, TransitionNode
+
+MIB = 1 << 20
+PHASES = ("prepare", "move", "verify", "sync", "commit", "release")
+"""In the order in which they come; the job steps on during the first."""
+
+
+def as_text(transition: Transition) -> str:
+    """Nodes in an order that their edges allow, then every device's peak. No line is wider than 80 columns for names
+    of usual length."""
+    lines = [f"from plan {transition.plan.id} (epoch {transition.from_epoch}) to plan {transition.target.id}"]
+    lines += [line for node in transition.nodes for line in _node_lines(transition, node)]
+    if not transition.nodes:
+        lines.append("nothing moves: only knobs differ")
+    lines.append(f"{_size(transition.bytes_needed)} to move" + _moved(transition))
+    lines += _peak_lines(transition)
+    lines += [f"{phase:<8} {transition.seconds[phase]:.2f} s" for phase in PHASES if phase in transition.seconds]
+    if transition.error_message:
+        lines.append(f"{transition.error_reason}: {transition.error_message}")
+    return "\n".join(lines)
+
+
+def as_dot(transition: Transition) -> str:
+    """For `dot -Tsvg`: data edges drawn through, resource edges dashed."""
+    nodes = (
+        f'  n{node.id} [label="{node.id} {node.primitive}\\n{node.model_stage}\\n{_who(node)}\\n'
+        f'{_size(node.bytes)} {node.mode}"];'
+        for node in transition.nodes
+    )
+    edges = (
+        f"  n{edge.before} -> n{edge.after}{' [style=dashed]' if edge.kind == 'resource' else ''};"
+        for edge in transition.edges
+    )
+    return "\n".join(["digraph transition {", "  node [shape=box];", *nodes, *edges, "}"])
+
+
+def as_perfetto(transition: Transition, bytes_per_second: float) -> dict[str, Any]:
+    """One track per device, in the trace event format: each node from when those before it are done, for as long as its
+    bytes take at `bytes_per_second`. A prediction, not a measurement."""
+    spans = _spans(transition, bytes_per_second)
+    devices = sorted({*transition.peaks, *(device for node in transition.nodes for device in _devices(node))})
+    tracks = {device: number for number, device in enumerate(devices, 1)}
+    names = [
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": device}}
+        for device, number in tracks.items()
+    ]
+    events = [
+        {
+            "name": f"{node.primitive} {node.model_stage}",
+            "cat": node.mode,
+            "ph": "X",
+            "pid": 1,
+            "tid": tracks[device],
+            "ts": spans[node.id][0] * 1e6,
+            "dur": (spans[node.id][1] - spans[node.id][0]) * 1e6,
+            "args": {"node": node.id, "bytes": node.bytes, "units": _who(node)},
+        }
+        for node in transition.nodes
+        for device in _devices(node)
+    ]
+    return {"traceEvents": [*names, *events], "displayTimeUnit": "ms"}
+
+
+def _spans(transition: Transition, rate: float) -> Mapping[int, tuple[float, float]]:
+    """Start and end in seconds. Nodes are in a topological order."""
+    spans: dict[int, tuple[float, float]] = {}
+    for node in transition.nodes:
+        start = max((spans[edge.before][1] for edge in transition.edges if edge.after == node.id), default=0.0)
+        spans[node.id] = start, start + node.bytes / rate
+    return spans
+
+
+def _node_lines(transition: Transition, node: TransitionNode) -> Iterable[str]:
+    waits = [
+        f"{edge.before}{'*' if edge.kind == 'resource' else ''}" for edge in transition.edges if edge.after == node.id
+    ]
+    after = f" after {', '.join(waits)}" if waits else ""
+    size = f" {_size(node.bytes)}, {node.mode}" if node.new_replicas else ""
+    state = "" if transition.state is None else f" [{node.state}]"
+    yield f"{node.id:>3} {node.primitive:<7} {node.model_stage}{state}"
+    yield f"    {_who(node)}{size}{after}"
+
+
+def _who(node: TransitionNode) -> str:
+    old = ",".join(f"r{number}" for number in node.old_replicas)
+    new = ",".join(f"r{number}" for number in node.new_replicas)
+    if node.primitive == "destroy":
+        return f"old {old}"
+    return f"old {old} -> new {new}" if old else f"new {new}"
+
+
+def _peak_lines(transition: Transition) -> Iterable[str]:
+    for device, peak in sorted(transition.peaks.items()):
+        budget = transition.budgets.get(device, 0)
+        share = f" ({peak / budget:.0%})" if budget else ""
+        yield f"{device:<12} peak {_size(peak)} of {_size(budget)}{share}"
+
+
+def _moved(transition: Transition) -> str:
+    return f", {_size(transition.bytes_moved)} moved" if transition.bytes_moved else ""
+
+
+def _devices(node: TransitionNode) -> list[str]:
+    return sorted({*node.acquires, *node.frees})
+
+
+def _size(count: int) -> str:
+    return f"{count / MIB:,.1f} MiB"

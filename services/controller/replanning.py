@@ -1,0 +1,64 @@
+"""Where the plan of a running job changes: between the last update of a step and its weight sync."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from nereus_common.core.errors import Unavailable
+from nereus_common.core.plan import Plan
+from nereus_common.rpc.together import together
+
+from .loop import Drain, Replanned, Stages
+from .moves import Moved, Mover
+from .placed import PlacedJob
+
+Ask = Callable[[Plan, int], Awaitable[object]]
+"""(target, version at whose boundary it is due): record a transition and hand it to the mover."""
+
+
+class Replanning:
+    """The loop's boundaries. `planned(version)`: the hand-written plan that is to be in force from that version on.
+
+    `took` is told of the job under its new plan and returns its stages; `settle` returns once nothing is written from
+    the old units; `retake` finds the job again when the coordinator has gone: None, it is as before, or else its new
+    state.
+    """
+
+    def __init__(
+        self,
+        mover: Mover,
+        planned: Callable[[int], Plan | None],
+        ask: Ask,
+        *,
+        settle: Drain,
+        took: Callable[[PlacedJob, int, Plan], Stages],
+        retake: Callable[[Unavailable], Awaitable[tuple[PlacedJob, int, Plan] | None]],
+    ) -> None:
+        self._mover = mover
+        self._planned = planned
+        self._ask = ask
+        self._settle = settle
+        self._took = took
+        self._retake = retake
+
+    async def before_step(self, step: int) -> None:
+        """A hand-written move that is due after this step is prepared while the step runs."""
+        target = self._planned(step + 1)
+        if target is not None:
+            await self._ask(target, step + 1)
+
+    async def cross(self, version: int, drain: Drain) -> Replanned | None:
+        async def stand_still() -> None:
+            await together([drain(), self._settle()])
+
+        try:
+            due = self._planned(version) is not None
+            moved = await self._mover.at_boundary(version, stand_still, due=due)
+        except Unavailable as gone:
+            found = await self._retake(gone)
+            return None if found is None else Replanned(self._took(*found), {})
+        return None if moved is None else self._replanned(moved)
+
+    def _replanned(self, moved: Moved) -> Replanned:
+        stages = self._took(moved.placed, moved.epoch, moved.record.target)
+        return Replanned(stages, {one.model: one for one in moved.synced})

@@ -1,0 +1,84 @@
+"""The journal of one transition: every change of its record is durable before it is acted on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from nereus_common.core.errors import NereusError
+from nereus_common.core.ids import UnitId
+from nereus_common.registry import TransitionRecord, Versioned
+from nereus_common.transitions.lifecycle import NodeState, TransitionState, advance
+
+from .ledger import UnitLedger
+
+
+class TransitionJournal:
+    """Reads and writes one TransitionRecord by compare-and-set. `clock`: seconds since the Unix epoch."""
+
+    def __init__(
+        self, ledger: UnitLedger, stored: Versioned[TransitionRecord], clock: Callable[[], float] = time.time
+    ) -> None:
+        self._ledger = ledger
+        self._stored = stored
+        self._clock = clock
+        self._seconds = dict(stored.value.seconds)
+        self._writing = asyncio.Lock()
+
+    @property
+    def record(self) -> TransitionRecord:
+        return self._stored.value
+
+    async def become(self, state: TransitionState, **changes: Any) -> None:
+        """IllegalTransition where the life of a transition does not lead there."""
+        if state.ended:
+            changes.setdefault("ended", self._clock())
+        await self._write(lambda record: replace(record, state=advance(record.state, state), **changes))
+
+    async def failed(self, state: TransitionState, error: NereusError) -> None:
+        """It ends as UNDONE or LOST because of `error`."""
+        await self.become(state, error_reason=error.reason, error_message=str(error))
+
+    async def begin(self, dag_json: str, nodes: int, units: Sequence[UnitId], kept: Sequence[UnitId]) -> None:
+        """What is to be done, before any of it is: `units` come to be, `kept` stay."""
+        waiting = (NodeState.WAITING,) * nodes
+        changes = {"dag_json": dag_json, "nodes": waiting, "units": tuple(units), "kept": tuple(kept)}
+        await self.become(TransitionState.PREPARING, **changes)
+
+    async def node(self, number: int, state: NodeState) -> None:
+        await self._write(
+            lambda record: replace(record, nodes=(*record.nodes[:number], state, *record.nodes[number + 1 :]))
+        )
+
+    async def round_done(self, node: int, number: int) -> None:
+        """Round `number` of an in-place node is complete: what it replaced may go."""
+        await self._write(lambda record: replace(record, rounds={**record.rounds, node: number + 1}))
+
+    async def moved(self, moved: int, needed: int) -> None:
+        """Add to the bytes that were counted at the transport, and to those that were needed."""
+        await self._write(
+            lambda record: replace(
+                record, bytes_moved=record.bytes_moved + moved, bytes_needed=record.bytes_needed + needed
+            )
+        )
+
+    async def _write(self, change: Callable[[TransitionRecord], TransitionRecord]) -> None:
+        async with self._writing:
+            changed = replace(change(self.record), seconds=dict(self._seconds))
+            revision = await self._ledger.registry.put_transition(
+                changed, expected=self._stored.revision, fence=self._ledger.fence
+            )
+            self._stored = Versioned(changed, revision)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the wall seconds of the block as `name`; written with the next change."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started

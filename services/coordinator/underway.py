@@ -1,0 +1,275 @@
+"""One transition of a placed job, from its preparation to its end: the DAG over real units, every node journalled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Collection, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nereus_common.core.emu import Event
+from nereus_common.core.errors import DeadlineExceeded, NereusError, ProcessLost
+from nereus_common.core.ids import ModelStage, Stage, UnitId
+from nereus_common.rpc.together import together
+from nereus_common.stages.base import UnitSpec
+from nereus_common.transitions.dag import EdgeKind, Mode, Node, Primitive, Side, TransitionDag, UnitSlot
+from nereus_common.transitions.lifecycle import NodeState, TransitionState
+
+from .jobs import PlacedJob, PlacedJobs, syncs_of, wanted_bytes
+from .journal import TransitionJournal
+from .ledger import UnitLedger
+from .moving import move_state
+from .placement import Placement, synced_models, unit_specs
+from .reach import Reach, meeting_point
+from .remote_unit import RemoteUnit
+from .sync import SyncReport
+
+log = logging.getLogger(__name__)
+
+UNDO_SECONDS = 60.0
+
+
+@dataclass(slots=True)
+class Underway:
+    """`target`: the placement that it leads to. `needed`: bytes of each of its (model-stage, replica, rank)."""
+
+    placed: PlacedJob
+    target: Placement
+    dag: TransitionDag
+    needed: Mapping[tuple[ModelStage, int, int], int]
+    jobs: PlacedJobs
+    ledger: UnitLedger
+    reach: Reach
+    journal: TransitionJournal
+    _specs: dict[UnitSlot, UnitSpec] = field(default_factory=dict, init=False)
+    _old: dict[UnitSlot, RemoteUnit] = field(default_factory=dict, init=False)
+    _new: dict[UnitSlot, RemoteUnit] = field(default_factory=dict, init=False)
+    _offered: list[RemoteUnit] = field(default_factory=list, init=False)
+    _asleep: list[RemoteUnit] = field(default_factory=list, init=False)
+    _gone: list[UnitSlot] = field(default_factory=list, init=False)
+    """Old units that were released before the commit."""
+
+    def __post_init__(self) -> None:
+        for unit in self.placed.units:
+            self._old[UnitSlot(unit.unit.model_stage, Side.OLD, unit.unit.replica)] = unit
+        made = {slot for node in self.dag.nodes for slot in node.targets}
+        for spec in unit_specs(self.target, meeting_point):
+            slot = UnitSlot(spec.model_stage, Side.NEW, spec.replica)
+            if slot in made:
+                self._specs[slot] = spec
+
+    @property
+    def id(self) -> str:
+        return self.journal.record.id
+
+    async def prepare(self, dag_json: str, timeout: float) -> None:
+        """Start what fits beside the running job. When anything fails it is undone and the transition has failed."""
+        kept = [self._old[old].id for old in self.dag.kept]
+        units = [spec.unit for spec in self._specs.values()]
+        await self.journal.begin(dag_json, len(self.dag.nodes), units, kept)
+        try:
+            async with self._within(timeout, "prepared"):
+                with self.journal.phase("prepare"):
+                    early = [node for node in self._making if not self._must_wait(node)]
+                    await self._start([slot for node in early for slot in node.targets], timeout)
+            await self.journal.become(TransitionState.PREPARED)
+        except BaseException as error:
+            await asyncio.shield(self.undo(_as_ours(error)))
+            raise
+
+    async def run(self, version: int, timeout: float) -> PlacedJob:
+        """Move, verify, sync, commit, release; returns the job under its new plan.
+
+        An error before the commit leaves the job as it was. ProcessLost: parts of its state are gone.
+        """
+        try:
+            async with self._within(timeout, "run"):
+                await self.journal.become(TransitionState.MOVING, step=version)
+                await self._walk(version, timeout)
+                placed = await self._sync(version, timeout)
+                with self.journal.phase("commit"):
+                    await self.ledger.commit_plan(self.target.job, self.placed.placement.epoch, self.target.plan)
+        except BaseException as error:
+            lost = self._lost
+            await asyncio.shield(self.undo(_as_ours(error)))
+            if lost:
+                raise ProcessLost(
+                    f"transition {self.id} failed after parts of the old state were gone: {error}"
+                ) from error
+            raise
+        await self.journal.become(TransitionState.COMMITTED)
+        self.jobs.put(placed)
+        await self._release_rest()
+        await self.journal.become(TransitionState.DONE)
+        return placed
+
+    async def undo(self, error: NereusError) -> None:
+        """Release what was made, and put the old units back to work. Never fails: what does not answer is lost, and
+        whoever calls it next is told so."""
+        await self._forget([spec.unit for spec in self._specs.values()])
+        for unit in self._offered:
+            await quietly(unit.withdraw(UNDO_SECONDS), f"{unit.id} did not take its offer back")
+        for unit in self._asleep:
+            await quietly(unit.wake(UNDO_SECONDS), f"{unit.id} did not wake")
+        await self.journal.failed(TransitionState.LOST if self._lost else TransitionState.UNDONE, error)
+
+    @asynccontextmanager
+    async def _within(self, timeout: float, what: str) -> AsyncIterator[None]:
+        """DeadlineExceeded says which nodes were at work when the time was up."""
+        try:
+            async with asyncio.timeout(timeout):
+                yield
+        except TimeoutError as late:
+            states = self.journal.record.nodes
+            busy = [
+                f"{node.id} ({node.primitive} {node.model_stage})"
+                for node in self.dag.nodes
+                if node.id < len(states) and states[node.id] is NodeState.RUNNING
+            ]
+            raise DeadlineExceeded(
+                f"transition {self.id} was not {what} within {timeout:.0f} s; at work: {', '.join(busy) or 'no node'}",
+                remedy="raise deadlines.place, or see the logs of the new units",
+                transition=self.id,
+            ) from late
+
+    @property
+    def _lost(self) -> bool:
+        """Whether the old units no longer hold everything."""
+        return bool(self._gone) or any(self.journal.record.rounds.values())
+
+    @property
+    def _making(self) -> list[Node]:
+        return [node for node in self.dag.nodes if node.targets]
+
+    def _must_wait(self, node: Node) -> bool:
+        """Whether its memory is still in use by something else while the job runs."""
+        blocked = any(edge.after == node.id and edge.kind is EdgeKind.RESOURCE for edge in self.dag.edges)
+        return blocked or node.mode is Mode.IN_PLACE
+
+    async def _start(self, slots: Sequence[UnitSlot], timeout: float) -> None:
+        specs = [self._specs[slot] for slot in slots if slot not in self._new]
+        for spec in specs:
+            await self.ledger.add(spec, wanted_bytes(spec, self.needed))
+        targets = await self.reach.stage_services()
+        units = await self.jobs.prepare(specs, targets, timeout)
+        for spec, unit in zip(specs, units, strict=True):
+            self._new[UnitSlot(spec.model_stage, Side.NEW, spec.replica)] = unit
+
+    async def _walk(self, version: int, timeout: float) -> None:
+        """Every node that comes before the commit, each as soon as those it waits for are done."""
+        needed_early = {edge.before for edge in self.dag.edges if edge.kind is EdgeKind.RESOURCE}
+        chosen = [node for node in self.dag.nodes if node.targets or node.id in needed_early]
+        done = {node.id: asyncio.Event() for node in chosen}
+
+        async def one(node: Node) -> None:
+            for before in self.dag.before(node.id):
+                await done[before].wait()
+            await self.journal.node(node.id, NodeState.RUNNING)
+            if node.primitive is Primitive.DESTROY:
+                await self._destroy(node)
+            else:
+                await self._make(node, version, timeout)
+            await self.journal.node(node.id, NodeState.DONE)
+            done[node.id].set()
+
+        await together(one(node) for node in chosen)
+
+    async def _make(self, node: Node, version: int, timeout: float) -> None:
+        if node.mode is Mode.IN_PLACE:
+            await self._make_room(node, timeout)
+        await self._start(node.targets, timeout)
+        units = [self._new[slot] for slot in node.targets]
+        if node.model_stage.stage is Stage.TRAINING:
+            await self._move(node, units, version, timeout)
+        elif node.model_stage.model not in synced_models(self.target.plan):
+            await together(self._fill(unit, timeout) for unit in units)
+
+    async def _make_room(self, node: Node, timeout: float) -> None:
+        """The old units' grants go to the new ones; a generation unit sleeps meanwhile."""
+        for slot in node.sources:
+            old = self._old[slot]
+            if node.model_stage.stage is Stage.GENERATION:
+                await old.sleep(timeout)
+                self._asleep.append(old)
+            await self.ledger.registry.release_grants(old.id)
+
+    async def _move(self, node: Node, units: Sequence[RemoteUnit], version: int, timeout: float) -> None:
+        sources = [self._old[slot] for slot in node.sources]
+        self._offered += sources
+
+        async def after_round(number: int) -> None:
+            await self.journal.round_done(node.id, number)
+
+        with self.journal.phase("move"):
+            report = await move_state(
+                sources,
+                units,
+                version,
+                mode=node.mode,
+                transition=self.id,
+                timeout=timeout,
+                after_round=after_round,
+            )
+        await self.journal.moved(report.bytes_moved, report.bytes_needed)
+        with self.journal.phase("verify"):
+            dtype = self.target.plan[node.model_stage].dtypes.compute
+            await together(unit.verify(version, dtype, {}, timeout) for unit in units)
+            await together(unit.commit(version, timeout) for unit in units)
+        await self.ledger.advance(units, Event.LOAD_STARTED, Event.LOADED, Event.COMMITTED, version=version)
+
+    async def _fill(self, unit: RemoteUnit, timeout: float) -> None:
+        """A model that nobody trains stays as its folder has it."""
+        version = self.placed.placement.version
+        await unit.load(version, timeout)
+        await unit.commit(version, timeout)
+        await self.ledger.advance([unit], Event.LOAD_STARTED, Event.LOADED, Event.COMMITTED, version=version)
+
+    async def _destroy(self, node: Node) -> None:
+        self._gone += node.sources
+        await self._forget([self._old[slot].id for slot in node.sources])
+
+    async def _sync(self, version: int, timeout: float) -> PlacedJob:
+        """Bring every other unit of the trained models to `version`; returns the job as it will be."""
+        kept = [
+            replace(unit, unit=replace(unit.unit, replica=new.replica))
+            for old, new in self.dag.kept.items()
+            if (unit := self._old[old])
+        ]
+        units = [*kept, *self._new.values()]
+        syncs = syncs_of(units, self.target)
+        reports: list[SyncReport] = []
+        with self.journal.phase("sync"):
+            for weight_sync in syncs.values():
+                reports.append(await weight_sync.run(version, timeout, f"{self.id}.sync.{weight_sync.model}"))
+                await self.ledger.took_version(weight_sync.receivers, version)
+        return PlacedJob(self.target, units, syncs, reports)
+
+    async def _release_rest(self) -> None:
+        """The old units that are left."""
+        with self.journal.phase("release"):
+            left = [slot for slot in self._old if slot not in self.dag.kept and slot not in self._gone]
+            await self._forget([self._old[slot].id for slot in left])
+            for node in self.dag.nodes:
+                if node.primitive is Primitive.DESTROY:
+                    await self.journal.node(node.id, NodeState.DONE)
+
+    async def _forget(self, units: Collection[UnitId]) -> None:
+        """Release what the registry knows of these units, and forget them."""
+        known = [unit for unit in await self.ledger.known(self.target.job) if unit.value.id in units]
+        await self.reach.release(unit.value for unit in known)
+        for unit in known:
+            await self.ledger.remove(unit)
+
+
+def _as_ours(error: BaseException) -> NereusError:
+    return error if isinstance(error, NereusError) else NereusError(f"{type(error).__name__}: {error}")
+
+
+async def quietly(call: Coroutine[Any, Any, None], otherwise: str) -> None:
+    """Await a call of an undo, whose own failure is only logged."""
+    try:
+        await call
+    except NereusError as error:
+        log.warning("%s: %s", otherwise, error)
