@@ -31,7 +31,7 @@ from nereus.wire import cluster_from_pb, event_from_pb, job_from_pb, sample_from
 from nereus_common.core.errors import Conflict, DeadlineExceeded, NotFound, ResourceExhausted, Unavailable
 from nereus_common.core.plan import Plan, plan_from_dict
 from nereus_common.rpc.channels import DeadlineChannel
-from nereus_common.rpc.convert import plan_to_pb
+from nereus_common.rpc.convert import digests_from_pb, plan_to_pb
 from nereus_common.rpc.errors import calling
 
 TARGET_VARIABLE = "NEREUS_TARGET"
@@ -187,7 +187,7 @@ class Client:
         """Of what a model-stage of a running job holds; the same before and after any transition."""
         request = transitions_pb2.DigestModelStateRequest(job_id=job_id, model_stage=model_stage)
         answer = await self._call(self._moves.DigestModelState, request, "DigestModelState", DIGEST_SECONDS)
-        return StateDigests(answer.version, {one.kind: one.digest for one in answer.digests})
+        return StateDigests(answer.version, digests_from_pb(answer.digests))
 
     async def _target(self, job_id: str, given: TargetSource) -> Plan:
         if isinstance(given, Plan):

@@ -144,3 +144,12 @@ def transfer_from_pb(transfer: units_pb2.Transfer, target_unit: str) -> Transfer
         target=RankRef(target_unit, transfer.target_rank),
         bucket=transfer.bucket,
     )
+
+
+def digests_to_pb(digests: Mapping[str, int]) -> list[units_pb2.StateDigest]:
+    return [units_pb2.StateDigest(kind=kind, digest=digest) for kind, digest in sorted(digests.items())]
+
+
+def digests_from_pb(digests: Iterable[units_pb2.StateDigest]) -> dict[str, int]:
+    """By kind."""
+    return {one.kind: one.digest for one in digests}

@@ -170,13 +170,3 @@ def pulled_to_pb(ranks: Sequence[RankPulled]) -> pb.PullStateResponse:
 
 def pulled_from_pb(answer: pb.PullStateResponse) -> tuple[RankPulled, ...]:
     return tuple(RankPulled(one.rank, one.bytes, one.seconds, one.digest) for one in answer.ranks)
-
-
-def digests_to_pb(digests: Mapping[str, int]) -> pb.DigestStateResponse:
-    return pb.DigestStateResponse(
-        digests=[pb.StateDigest(kind=kind, digest=digest) for kind, digest in sorted(digests.items())]
-    )
-
-
-def digests_from_pb(answer: pb.DigestStateResponse) -> Mapping[str, int]:
-    return {one.kind: one.digest for one in answer.digests}

@@ -14,6 +14,7 @@ from nereus.v1.units_pb2_grpc import UnitServiceServicer
 from nereus_common.core.errors import InvalidInput
 from nereus_common.core.ids import TensorName, UnitId
 from nereus_common.rpc import columns_from_chunks
+from nereus_common.rpc.convert import digests_to_pb
 from nereus_common.stages import convert
 from nereus_common.stages.units import Units
 
@@ -102,7 +103,8 @@ class UnitServicer(UnitServiceServicer):
     async def DigestState(self, request: pb.DigestStateRequest, context: Context) -> pb.DigestStateResponse:
         timeout = time_left(context, self._limit)
         unit = UnitId(request.unit_id)
-        return convert.digests_to_pb(await self._units.digest(unit, request.epoch, request.version, timeout))
+        found = await self._units.digest(unit, request.epoch, request.version, timeout)
+        return pb.DigestStateResponse(digests=digests_to_pb(found))
 
     async def SleepUnit(self, request: pb.SleepUnitRequest, context: Context) -> pb.SleepUnitResponse:
         await self._units.sleep(UnitId(request.unit_id), request.epoch, time_left(context, self._limit))

@@ -16,7 +16,7 @@ from nereus_common.core.ids import JobId, ModelStage, Stage
 from nereus_common.core.plan import Plan
 from nereus_common.registry import TransitionRecord
 from nereus_common.rpc import calling
-from nereus_common.rpc.convert import plan_to_pb
+from nereus_common.rpc.convert import digests_from_pb, plan_to_pb
 from nereus_common.rpc.pool import Channels
 
 from .placed import PlacedJob, PlacedStage, PlacedUnit
@@ -116,7 +116,7 @@ class Coordinator:
         request = pb.DigestModelStageRequest(job_id=job, model_stage=str(name))
         with calling("DigestModelStage", self.target):
             answer = await self._stub.DigestModelStage(request, timeout=timeout)
-        return answer.version, {one.kind: one.digest for one in answer.digests}
+        return answer.version, digests_from_pb(answer.digests)
 
     async def release(self, job: JobId, timeout: float) -> None:
         with calling("ReleaseJob", self.target):

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from nereus.spec import JobSpec
 from nereus_common.core.errors import JobFailed
+from nereus_common.observe.stopwatch import Stopwatch
 from nereus_common.rl.prompts import PromptSource
 from nereus_common.rl.step_rollouts import rollouts_file
 from nereus_common.rpc.together import together
@@ -23,7 +24,7 @@ from .evaluation import Evaluator
 from .progress import Progress
 from .rollouts import RolloutSource
 from .sampler import Decode, GroupSampler
-from .step import StepData, StepRunner, Stopwatch
+from .step import StepData, StepRunner
 from .step_report import samples_file, step_event, write_samples
 from .synced import Synced
 from .training import Updated

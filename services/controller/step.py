@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from nereus.spec import JobSpec
 from nereus_common.core.ids import DeviceId, ModelStage
 from nereus_common.core.workflow import Task, Work, Workflow
+from nereus_common.observe.stopwatch import Stopwatch
 from nereus_common.rl.advantages import estimate
 from nereus_common.rl.rollouts import RolloutBatch
 from nereus_common.rl.shaping import drop_groups, equal_reward_groups, mask_truncated, overlong_penalty
@@ -35,19 +35,6 @@ PHASES: Mapping[Work, str] = {
 }
 """What the seconds of a task are counted as."""
 Scored = dict[str, NDArray[np.float32]]
-
-
-class Stopwatch:
-    """Wall seconds by phase."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        started = time.monotonic()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - started
 
 
 @dataclass(slots=True)

@@ -7,11 +7,10 @@ from typing import Any
 import grpc.aio
 
 from nereus.v1 import transitions_pb2 as pb
-from nereus.v1 import units_pb2
 from nereus.v1.transitions_pb2_grpc import TransitionServiceServicer
 from nereus_common.core.ids import JobId, ModelStage, TransitionId
 from nereus_common.registry import TransitionRecord
-from nereus_common.rpc.convert import plan_from_pb, plan_to_pb
+from nereus_common.rpc.convert import digests_to_pb, plan_from_pb, plan_to_pb
 from nereus_common.rpc.transitions import dag_from_json
 from nereus_common.transitions.lifecycle import TransitionState
 
@@ -47,8 +46,7 @@ class TransitionServicer(TransitionServiceServicer):
         self, request: pb.DigestModelStateRequest, context: Context
     ) -> pb.DigestModelStateResponse:
         version, found = await self._desk.digest(JobId(request.job_id), ModelStage.parse(request.model_stage))
-        digests = [units_pb2.StateDigest(kind=kind, digest=value) for kind, value in sorted(found.items())]
-        return pb.DigestModelStateResponse(version=version, digests=digests)
+        return pb.DigestModelStateResponse(version=version, digests=digests_to_pb(found))
 
 
 def record_to_pb(record: TransitionRecord) -> pb.Transition:

@@ -49,7 +49,7 @@ class TransitionDesk:
                 )
         if target == plan.plan:
             raise Conflict(f"job {job} runs under that plan already", remedy="nothing has to be moved", job=job)
-        await self.show(job, target)
+        await (await self._coordinator()).plan_transition(job, target, PLAN_SECONDS)
         record = TransitionRecord(name, job, plan.epoch, plan.plan, target, self._around.clock())
         await self._around.registry.put_transition(record, expected=0)
         self._around.moves(job).put_nowait(Asked(name, due))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from nereus_common.core.emu import Event, Phase, Unit
 from nereus_common.core.errors import Conflict, NotFound, ProcessLost, StaleEpoch, Unavailable
 from nereus_common.core.ids import DeviceId, JobId, ModelStage, Stage
+from nereus_common.registry import Versioned
 from nereus_common.rpc.together import together
 from nereus_common.stages.base import UnitSpec, new_unit
 
@@ -98,9 +99,12 @@ class PlacedJobs:
     async def release(self, job: JobId) -> None:
         """Release every unit the registry knows of the job, then its grants. A dead service holds nothing up."""
         self._jobs.pop(job, None)
-        known = await self._ledger.known(job)
-        await self._reach.release(unit.value for unit in known)
-        for unit in known:
+        await self.forget(await self._ledger.known(job))
+
+    async def forget(self, units: Sequence[Versioned[Unit]]) -> None:
+        """Release these units wherever they are, then their grants and records."""
+        await self._reach.release(unit.value for unit in units)
+        for unit in units:
             await self._ledger.remove(unit)
 
     async def _leads(self) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from nereus_common.core.errors import NereusError
 from nereus_common.core.ids import UnitId
+from nereus_common.observe.stopwatch import Stopwatch
 from nereus_common.registry import TransitionRecord, Versioned
 from nereus_common.transitions.lifecycle import NodeState, TransitionState, advance
 
@@ -26,7 +26,8 @@ class TransitionJournal:
         self._ledger = ledger
         self._stored = stored
         self._clock = clock
-        self._seconds = dict(stored.value.seconds)
+        self.watch = Stopwatch(stored.value.seconds)
+        """Its seconds are written with the next change."""
         self._writing = asyncio.Lock()
 
     @property
@@ -49,9 +50,12 @@ class TransitionJournal:
         changes = {"dag_json": dag_json, "nodes": waiting, "units": tuple(units), "kept": tuple(kept)}
         await self.become(TransitionState.PREPARING, **changes)
 
-    async def node(self, number: int, state: NodeState) -> None:
+    async def nodes(self, numbers: Collection[int], state: NodeState) -> None:
+        """These nodes have come to `state`."""
         await self._write(
-            lambda record: replace(record, nodes=(*record.nodes[:number], state, *record.nodes[number + 1 :]))
+            lambda record: replace(
+                record, nodes=tuple(state if node in numbers else was for node, was in enumerate(record.nodes))
+            )
         )
 
     async def round_done(self, node: int, number: int) -> None:
@@ -68,17 +72,8 @@ class TransitionJournal:
 
     async def _write(self, change: Callable[[TransitionRecord], TransitionRecord]) -> None:
         async with self._writing:
-            changed = replace(change(self.record), seconds=dict(self._seconds))
+            changed = replace(change(self.record), seconds=dict(self.watch.seconds))
             revision = await self._ledger.registry.put_transition(
                 changed, expected=self._stored.revision, fence=self._ledger.fence
             )
             self._stored = Versioned(changed, revision)
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Count the wall seconds of the block as `name`; written with the next change."""
-        started = time.monotonic()
-        try:
-            yield
-        finally:
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.monotonic() - started

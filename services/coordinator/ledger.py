@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 
-from nereus_common.core.emu import Event, Unit, step
+from nereus_common.core.emu import Event, Phase, Unit, step
 from nereus_common.core.errors import Conflict
 from nereus_common.core.ids import DeviceId, JobId
 from nereus_common.core.plan import Plan
@@ -42,19 +42,23 @@ class UnitLedger:
     async def advance(self, units: Iterable[RemoteUnit], *events: Event, version: int | None = None) -> None:
         """Record what happened to units that went through it."""
         for unit in units:
-            stored = await self.registry.get_unit(unit.unit.job, unit.id)
-            value = stored.value
-            for event in events:
-                value = step(value, event, epoch=unit.unit.epoch, version=version)
-            await self.registry.put_unit(value, expected=stored.revision, fence=self.fence)
+            await self._write(await self.registry.get_unit(unit.unit.job, unit.id), unit, events, version)
 
     async def took_version(self, units: Iterable[RemoteUnit], version: int) -> None:
         """Record that units serve `version` now, whether they were filled for the first time or brought up to it."""
         for unit in units:
             stored = await self.registry.get_unit(unit.unit.job, unit.id)
-            first = stored.value.phase not in (stored.value.phase.ACTIVE, stored.value.phase.LOADED)
-            events = (Event.LOAD_STARTED, Event.LOADED) if first else (Event.UPDATE_STARTED, Event.UPDATED)
-            await self.advance([unit], *events, Event.COMMITTED, version=version)
+            filled = stored.value.phase is Phase.ACTIVE
+            events = (Event.UPDATE_STARTED, Event.UPDATED) if filled else (Event.LOAD_STARTED, Event.LOADED)
+            await self._write(stored, unit, (*events, Event.COMMITTED), version)
+
+    async def _write(
+        self, stored: Versioned[Unit], unit: RemoteUnit, events: Iterable[Event], version: int | None
+    ) -> None:
+        value = stored.value
+        for event in events:
+            value = step(value, event, epoch=unit.unit.epoch, version=version)
+        await self.registry.put_unit(value, expected=stored.revision, fence=self.fence)
 
     async def remove(self, unit: Versioned[Unit]) -> None:
         """Give its grants back and forget it."""

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from nereus_common.core.errors import DeadlineExceeded, InvalidInput, VerificationFailed
 from nereus_common.core.ids import DeviceId, TensorName, UnitId
 from nereus_common.core.transfer import Box, RankRef, Transfer
+from nereus_common.observe.stopwatch import Stopwatch
 from nereus_common.rpc.together import together
 from nereus_common.stages.base import Holding, PullOrder, RankPulled, state_holder
 from nereus_common.state.dtypes import item_bytes
@@ -89,7 +89,7 @@ async def move_state(
         names = ", ".join(str(unit.id) for unit in targets)
         raise DeadlineExceeded(
             f"transition {transition}: moving version {version} to {names} was not done in {timeout:.0f} s; "
-            f"it was in phase {move.phase}",
+            f"it was in phase {move.watch.current}",
             transition=transition,
         ) from late
 
@@ -128,10 +128,9 @@ class _Move:
     bucket_bytes: int
     refill: bool
     end: float
-    seconds: dict[str, float] = field(default_factory=dict)
+    watch: Stopwatch = field(default_factory=Stopwatch)
     kept: Mapping[RankRef, Mapping[TensorName, Sequence[Box]]] = field(default_factory=dict)
     moved: int = 0
-    phase: str = "offer"
 
     async def run(
         self,
@@ -141,33 +140,33 @@ class _Move:
         expected: Digests | None,
         rounds: Sequence[Sequence[TensorName]] | None,
     ) -> MoveReport:
-        with self._timed("offer"):
+        with self.watch.phase("offer"):
             offers = await together(unit.offer(self.version, self._left) for unit in self.sources)
             wanted = await together(unit.describe(self._left, state=True) for unit in self.targets)
             if self.refill:
                 kept = await together(unit.offer(self.version, self._left) for unit in self.targets)
                 self.kept = _boxes(self.targets, kept)
-        with self._timed("digest"):
+        with self.watch.phase("digest"):
             digests = expected or await self._source_digests(first_round)
-        with self._timed("compile"):
+        with self.watch.phase("compile"):
             parts = list(rounds) if rounds else self._rounds(mode, wanted)
             program = self._compile(offers, wanted, {name for part in parts[first_round:] for name in part})
         in_place = mode is Mode.IN_PLACE
         if in_place and first_round:
-            with self._timed("drop"):
+            with self.watch.phase("drop"):
                 await self._drop([name for part in parts[:first_round] for name in part])
         for number in range(first_round, len(parts)):
-            with self._timed("pull"):
+            with self.watch.phase("pull"):
                 await self._pull(program, offers, set(parts[number]), more=number < len(parts) - 1)
-            with self._timed("note"):
+            with self.watch.phase("note"):
                 await after_round(number)
             if in_place:
-                with self._timed("drop"):
+                with self.watch.phase("drop"):
                     await self._drop(parts[number])
-        with self._timed("digest"):
+        with self.watch.phase("digest"):
             await self._verify(digests)
         needed = bytes_needed(_boxes(self.targets, wanted), held=self.kept, wire_dtype=self.wire_dtype)
-        return MoveReport(self.moved, needed, len(parts), digests, dict(self.seconds))
+        return MoveReport(self.moved, needed, len(parts), digests, self.watch.seconds)
 
     async def _source_digests(self, first_round: int) -> Digests:
         if first_round:
@@ -245,12 +244,6 @@ class _Move:
     @property
     def _left(self) -> float:
         return max(self.end - time.monotonic(), 0.001)
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        self.phase, started = phase, time.monotonic()
-        yield
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.monotonic() - started
 
 
 def _boxes(

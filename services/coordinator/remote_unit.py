@@ -12,9 +12,9 @@ from nereus.v1.units_pb2_grpc import UnitServiceStub
 from nereus_common.core.emu import Unit
 from nereus_common.core.ids import TensorName, UnitId
 from nereus_common.rpc import calling
+from nereus_common.rpc.convert import digests_from_pb
 from nereus_common.stages.base import Holding, PullOrder, RankPulled, UnitSpec
 from nereus_common.stages.convert import (
-    digests_from_pb,
     holding_from_pb,
     pull_order_to_pb,
     pulled_from_pb,
@@ -95,7 +95,7 @@ class RemoteUnit:
     async def digest(self, version: int, timeout: float) -> Mapping[str, int]:
         request = pb.DigestStateRequest(unit_id=self.id, epoch=self.unit.epoch, version=version)
         with calling("DigestState", self.service):
-            return digests_from_pb(await self._stub.DigestState(request, timeout=timeout))
+            return digests_from_pb((await self._stub.DigestState(request, timeout=timeout)).digests)
 
     async def sleep(self, timeout: float) -> None:
         request = pb.SleepUnitRequest(unit_id=self.id, epoch=self.unit.epoch)

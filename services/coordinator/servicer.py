@@ -9,11 +9,10 @@ from typing import Any
 import grpc.aio
 
 from nereus.v1 import coordinator_pb2 as pb
-from nereus.v1 import units_pb2
 from nereus.v1.coordinator_pb2_grpc import CoordinatorServiceServicer
 from nereus_common.core.errors import InvalidInput
 from nereus_common.core.ids import JobId, ModelStage, Stage, TransitionId
-from nereus_common.rpc.convert import plan_from_pb
+from nereus_common.rpc.convert import digests_to_pb, plan_from_pb
 from nereus_common.rpc.transitions import dag_to_pb
 from nereus_common.stages.convert import head_from_pb
 from nereus_common.stages.servicer import time_left
@@ -92,8 +91,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     ) -> pb.DigestModelStageResponse:
         name = ModelStage.parse(request.model_stage)
         version, found = await self._transitions.digest(JobId(request.job_id), name, time_left(context, DIGEST_SECONDS))
-        digests = [units_pb2.StateDigest(kind=kind, digest=value) for kind, value in sorted(found.items())]
-        return pb.DigestModelStageResponse(version=version, digests=digests)
+        return pb.DigestModelStageResponse(version=version, digests=digests_to_pb(found))
 
 
 def _placement(request: pb.PlaceJobRequest) -> Placement:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from nereus_common.core.errors import DeadlineExceeded
 from nereus_common.core.ids import DeviceId
 from nereus_common.core.transfer import RankRef, TransferProgram
+from nereus_common.observe.stopwatch import Stopwatch
 from nereus_common.rpc.together import together
 from nereus_common.stages.base import PullOrder, RankPulled
 from nereus_common.state.program import bytes_needed, compile_program, device_distance
@@ -45,32 +45,30 @@ class WeightSync:
     _program: TransferProgram | None = field(default=None, init=False)
     _needed: int = field(default=0, init=False)
     _addresses: dict[RankRef, bytes] = field(default_factory=dict, init=False)
-    _phases: dict[str, float] = field(default_factory=dict, init=False)
 
     async def run(self, version: int, timeout: float, transition: str) -> SyncReport:
         """Idempotent by version: units that already serve it confirm it. Raises what the receivers raise."""
-        started = time.monotonic()
-        self._phases = {}
+        started, watch = time.monotonic(), Stopwatch()
         try:
             async with asyncio.timeout(timeout):
-                with self._phase("compile"):
+                with watch.phase("compile"):
                     await self._compile(timeout)
-                with self._phase("pull"):
+                with watch.phase("pull"):
                     pulled = await self._pull_all(version, timeout, transition)
-                with self._phase("verify"):
+                with watch.phase("verify"):
                     await self._verify_all(version, pulled, timeout)
-                with self._phase("commit"):
+                with watch.phase("commit"):
                     await together(receiver.commit(version, timeout) for receiver in self.receivers)
         except TimeoutError as late:
             names = ", ".join(str(receiver.id) for receiver in self.receivers)
             raise DeadlineExceeded(
                 f"sync of {self.model} to version {version} waited {timeout:.0f} s for {names} in phase "
-                f"{list(self._phases)[-1]}",
+                f"{watch.current}",
                 transition=transition,
             ) from late
         moved = sum(rank.bytes for unit in pulled for rank in unit)
         seconds = time.monotonic() - started
-        return SyncReport(self.model, version, moved, self._needed, seconds, dict(self._phases))
+        return SyncReport(self.model, version, moved, self._needed, seconds, watch.seconds)
 
     async def _compile(self, timeout: float) -> None:
         if self._program is not None:
@@ -117,10 +115,3 @@ class WeightSync:
             receiver.verify(version, self.wire_dtype, {rank.rank: rank.digest for rank in ranks}, timeout)
             for receiver, ranks in zip(self.receivers, pulled, strict=True)
         )
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        self._phases[name] = 0.0
-        started = time.monotonic()
-        yield
-        self._phases[name] = time.monotonic() - started

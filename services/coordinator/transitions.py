@@ -105,7 +105,7 @@ class Transitions:
         units = self._jobs.get(job).of(name)
         if not units:
             raise NotFound(f"job {job} has no {name}", remedy="`nereus job get` shows its plan", field="model_stage")
-        return await digest_stage(units, name, timeout)
+        return await digest_stage(units, timeout)
 
     async def recover(self) -> None:
         """End what an earlier life of this service left under way: what was committed is finished, the rest undone."""
@@ -120,10 +120,7 @@ class Transitions:
         committed = record.state.committed or await self._was_committed(record)
         known = await self._ledger.known(record.job)
         stays = {*record.kept, *record.units} if committed else {u.value.id for u in known} - {*record.units}
-        gone = [unit for unit in known if unit.value.id not in stays]
-        await self._reach.release(unit.value for unit in gone)
-        for unit in gone:
-            await self._ledger.remove(unit)
+        await self._jobs.forget([unit for unit in known if unit.value.id not in stays])
         if committed:
             if record.state is TransitionState.MOVING:
                 await journal.become(TransitionState.COMMITTED)

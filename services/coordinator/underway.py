@@ -71,7 +71,7 @@ class Underway:
         await self.journal.begin(dag_json, len(self.dag.nodes), units, kept)
         try:
             async with self._within(timeout, "prepared"):
-                with self.journal.phase("prepare"):
+                with self.journal.watch.phase("prepare"):
                     early = [node for node in self._making if not self._must_wait(node)]
                     await self._start([slot for node in early for slot in node.targets], timeout)
             await self.journal.become(TransitionState.PREPARED)
@@ -89,7 +89,7 @@ class Underway:
                 await self.journal.become(TransitionState.MOVING, step=version)
                 await self._walk(version, timeout)
                 placed = await self._sync(version, timeout)
-                with self.journal.phase("commit"):
+                with self.journal.watch.phase("commit"):
                     await self.ledger.commit_plan(self.target.job, self.placed.placement.epoch, self.target.plan)
         except BaseException as error:
             lost = self._lost
@@ -166,12 +166,12 @@ class Underway:
         async def one(node: Node) -> None:
             for before in self.dag.before(node.id):
                 await done[before].wait()
-            await self.journal.node(node.id, NodeState.RUNNING)
+            await self.journal.nodes([node.id], NodeState.RUNNING)
             if node.primitive is Primitive.DESTROY:
                 await self._destroy(node)
             else:
                 await self._make(node, version, timeout)
-            await self.journal.node(node.id, NodeState.DONE)
+            await self.journal.nodes([node.id], NodeState.DONE)
             done[node.id].set()
 
         await together(one(node) for node in chosen)
@@ -202,7 +202,7 @@ class Underway:
         async def after_round(number: int) -> None:
             await self.journal.round_done(node.id, number)
 
-        with self.journal.phase("move"):
+        with self.journal.watch.phase("move"):
             report = await move_state(
                 sources,
                 units,
@@ -213,7 +213,7 @@ class Underway:
                 after_round=after_round,
             )
         await self.journal.moved(report.bytes_moved, report.bytes_needed)
-        with self.journal.phase("verify"):
+        with self.journal.watch.phase("verify"):
             dtype = self.target.plan[node.model_stage].dtypes.compute
             await together(unit.verify(version, dtype, {}, timeout) for unit in units)
             await together(unit.commit(version, timeout) for unit in units)
@@ -240,7 +240,7 @@ class Underway:
         units = [*kept, *self._new.values()]
         syncs = syncs_of(units, self.target)
         reports: list[SyncReport] = []
-        with self.journal.phase("sync"):
+        with self.journal.watch.phase("sync"):
             for weight_sync in syncs.values():
                 reports.append(await weight_sync.run(version, timeout, f"{self.id}.sync.{weight_sync.model}"))
                 await self.ledger.took_version(weight_sync.receivers, version)
@@ -248,19 +248,14 @@ class Underway:
 
     async def _release_rest(self) -> None:
         """The old units that are left."""
-        with self.journal.phase("release"):
+        with self.journal.watch.phase("release"):
             left = [slot for slot in self._old if slot not in self.dag.kept and slot not in self._gone]
             await self._forget([self._old[slot].id for slot in left])
-            for node in self.dag.nodes:
-                if node.primitive is Primitive.DESTROY:
-                    await self.journal.node(node.id, NodeState.DONE)
+            await self.journal.nodes(range(len(self.dag.nodes)), NodeState.DONE)
 
     async def _forget(self, units: Collection[UnitId]) -> None:
         """Release what the registry knows of these units, and forget them."""
-        known = [unit for unit in await self.ledger.known(self.target.job) if unit.value.id in units]
-        await self.reach.release(unit.value for unit in known)
-        for unit in known:
-            await self.ledger.remove(unit)
+        await self.jobs.forget([unit for unit in await self.ledger.known(self.target.job) if unit.value.id in units])
 
 
 def _as_ours(error: BaseException) -> NereusError:

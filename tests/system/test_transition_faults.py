@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nereus.cluster.config import ClusterConfig
-from nereus.cluster.down import down
 from nereus.cluster.state import ClusterFolder, ClusterState
 from nereus.cluster.up import up
 from nereus.events import JobEvent, Restart, StepReport
@@ -24,18 +23,6 @@ from tests.system.workers_of_jobs import worker_pid
 
 pytestmark = pytest.mark.timeout(420)
 Own = tuple[ClusterFolder, ClusterConfig, ClusterState]
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[Own]:
-    """A cluster of the test's own, which it may damage."""
-    config = ClusterConfig(devices={f"cpu{slot}": 5 << 30 for slot in range(4)})
-    folder = ClusterFolder(tmp_path / "data")
-    state = up(folder, config)
-    try:
-        yield folder, config, state
-    finally:
-        down(folder, grace=config.stop_seconds)
 
 
 def steps_after(job: SyncJobHandle, after: str, count: int) -> tuple[list[JobEvent], str]:

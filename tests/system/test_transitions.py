@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from nereus.sync import SyncClient, SyncJobHandle
 from nereus.transition import Transition
 from nereus_common.core.errors import Conflict, ResourceExhausted
 from tests.system.job_specs import job_spec
+from tests.system.test_resume import follow
 
 pytestmark = pytest.mark.timeout(600)
 GRPO = {"name": "grpo", "groups_per_step": 4, "samples_per_group": 4}
@@ -120,13 +120,6 @@ def test_a_move_at_a_users_wish_keeps_digests_prompts_and_units_that_need_not_ch
     assert [one.state for one in job.transitions()] == ["done", "done"]
     job.cancel()
     assert units_of(client) == set()
-
-
-def follow(job: SyncJobHandle, wanted: Callable[[JobEvent], bool]) -> None:
-    for event in job.watch():
-        if wanted(event):
-            return
-    raise AssertionError(f"the job ended before: {job.get()}")
 
 
 def last(job: SyncJobHandle, target: dict[str, Any]) -> Transition:

@@ -1,0 +1,46 @@
+"""Between what a unit is told as a whole and what each of its torch ranks is asked and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from nereus_common.core.ids import DeviceId, TensorName
+from nereus_common.core.transfer import Box
+from nereus_common.stages.base import Holding, PullOrder, RankHolding
+from nereus_common.state.dtypes import item_bytes
+from nereus_common.transport.base import PullItem, PullRequest
+
+
+class Answer(Protocol):
+    """What a rank says of itself."""
+
+    @property
+    def address(self) -> bytes: ...
+    @property
+    def boxes(self) -> Mapping[TensorName, tuple[Box, ...]]: ...
+
+
+def request_of(order: PullOrder, rank: int) -> PullRequest:
+    """The rank's share of an order."""
+    return PullRequest(
+        version=order.version,
+        items=tuple(
+            PullItem(move.tensor, move.box, move.source, order.addresses[move.source])
+            for move in order.transfers
+            if move.target.rank == rank
+        ),
+        item_bytes=item_bytes(order.wire_dtype),
+        deadline=order.timeout,
+        transition=order.transition,
+        wire_dtype=order.wire_dtype,
+    )
+
+
+def holding_of(version: int, devices: Sequence[DeviceId], found: Sequence[Answer]) -> Holding:
+    """What all ranks answered, in rank order."""
+    ranks = (
+        RankHolding(rank, str(device), one.address, one.boxes)
+        for rank, (device, one) in enumerate(zip(devices, found, strict=True))
+    )
+    return Holding(version, tuple(ranks))
