@@ -13,14 +13,16 @@ from typing import Any
 BENCHMARKS = {
     "async-vs-sync": "benchmarks.async_vs_sync",
     "dag": "benchmarks.dag",
+    "overlap": "benchmarks.overlap",
     "profile": "benchmarks.profile_step",
+    "reshard": "benchmarks.reshard",
     "rl-vs-trl": "benchmarks.rl_vs_trl",
     "step": "benchmarks.step",
     "transport": "benchmarks.transport",
     "weight-sync": "benchmarks.weight_sync",
 }
 """Name → module with `run() -> dict`: the metrics. Ratios, errors and rates are fractions."""
-TINY = {"async-vs-sync", "dag", "profile", "rl-vs-trl"}
+TINY = {"async-vs-sync", "dag", "overlap", "profile", "reshard", "rl-vs-trl"}
 """Those whose `run` takes `tiny=True`: a random model and a few steps, which prove that it runs and measure nothing."""
 
 

@@ -141,13 +141,19 @@ class Client:
         answer = await self._call(self._stub.GetSamples, request, "GetSamples")
         return tuple(sample_from_json(text) for text in answer.samples_json)
 
-    async def show_transition(self, job_id: str, target: TargetSource) -> Transition:
-        """What moving a running job to `target` would do: a dry run. ResourceExhausted names device and bytes.
+    async def show_transition(self, job: str | JobSpec | Path, target: TargetSource) -> Transition:
+        """What moving a job to `target` would do: a dry run. ResourceExhausted names device and bytes.
 
-        `target`: a plan, or the fields of the plan in force that are to change, as a value or as a file.
+        `job`: the id of a running one, or a spec or file with a plan, as it would be placed on this cluster. `target`:
+        a plan, or the fields of the job's plan that are to change, as a value or as a file.
         """
-        plan = await self._target(job_id, target)
-        request = transitions_pb2.ShowTransitionRequest(job_id=job_id, target=plan_to_pb(plan))
+        if isinstance(job, str):
+            plan = await self._target(job, target)
+            request = transitions_pb2.ShowTransitionRequest(job_id=job, target=plan_to_pb(plan))
+        else:
+            spec = await asyncio.to_thread(self._prepared, job)
+            plan = await _merged(spec.written_plan, target)
+            request = transitions_pb2.ShowTransitionRequest(spec_json=spec.to_json(), target=plan_to_pb(plan))
         return transition_from_pb((await self._call(self._moves.ShowTransition, request, "ShowTransition")).transition)
 
     async def apply_transition(self, job_id: str, target: TargetSource, *, transition_id: str = "") -> Transition:
@@ -195,8 +201,7 @@ class Client:
         job = await self.get(job_id)
         if job.plan is None:
             raise Conflict(f"job {job_id} is {job.state} and has no plan yet", remedy="wait until it runs", job=job_id)
-        fields = given if isinstance(given, Mapping) else await asyncio.to_thread(read_mapping, Path(given), "plan")
-        return merge_target(job.plan, fields.get("plan", fields))
+        return await _merged(job.plan, given)
 
     async def cluster_status(self) -> ClusterStatus:
         return cluster_from_pb(
@@ -301,6 +306,13 @@ class JobHandle:
         async for _ in self.watch():
             pass
         return (await self.get()).check()
+
+
+async def _merged(plan: Plan, given: TargetSource) -> Plan:
+    if isinstance(given, Plan):
+        return given
+    fields = given if isinstance(given, Mapping) else await asyncio.to_thread(read_mapping, Path(given), "plan")
+    return merge_target(plan, fields.get("plan", fields))
 
 
 def _plan(given: PlanSource) -> Plan:

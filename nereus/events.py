@@ -128,6 +128,10 @@ class Restart(Payload):
     message: str = ""
 
 
+BESIDE = ("prepare", "release")
+"""Phases of a transition during which the job steps on."""
+
+
 @dataclass(frozen=True, slots=True)
 class TransitionChange(Payload):
     """A change of plan has come to another state. `seconds` by phase so far; `step`: the version it ran at."""
@@ -144,6 +148,11 @@ class TransitionChange(Payload):
     nodes: Sequence[Mapping[str, Any]] = ()
     reason: str = ""
     message: str = ""
+
+    @property
+    def still_seconds(self) -> float:
+        """How long the job stood still: new units are prepared beside it, and old ones released."""
+        return sum(seconds for phase, seconds in self.seconds.items() if phase not in BESIDE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any
 from nereus.transition import Transition, TransitionNode
 
 MIB = 1 << 20
+LINKS_SHOWN = 8
 PHASES = ("prepare", "move", "verify", "sync", "commit", "release")
 """In the order in which they come; the job steps on during the first."""
 
@@ -20,8 +21,9 @@ def as_text(transition: Transition) -> str:
     if not transition.nodes:
         lines.append("nothing moves: only knobs differ")
     lines.append(f"{_size(transition.bytes_needed)} to move" + _moved(transition))
+    lines += _link_lines(transition)
     lines += _peak_lines(transition)
-    lines += [f"{phase:<8} {transition.seconds[phase]:.2f} s" for phase in PHASES if phase in transition.seconds]
+    lines += _second_lines(transition)
     if transition.error_message:
         lines.append(f"{transition.error_reason}: {transition.error_message}")
     return "\n".join(lines)
@@ -39,6 +41,14 @@ def as_dot(transition: Transition) -> str:
         for edge in transition.edges
     )
     return "\n".join(["digraph transition {", "  node [shape=box];", *nodes, *edges, "}"])
+
+
+def rate_of(transition: Transition) -> float | None:
+    """Bytes per second of the whole move, as predicted from measured links; None where some are not measured."""
+    phases = {link.phase for link in transition.links}
+    seconds = sum(transition.seconds.get(phase, 0.0) for phase in phases)
+    known = seconds > 0 and phases <= set(transition.seconds)
+    return sum(link.bytes for link in transition.links) / seconds if known else None
 
 
 def as_perfetto(transition: Transition, bytes_per_second: float) -> dict[str, Any]:
@@ -94,6 +104,25 @@ def _who(node: TransitionNode) -> str:
     if node.primitive == "destroy":
         return f"old {old}"
     return f"old {old} -> new {new}" if old else f"new {new}"
+
+
+def _link_lines(transition: Transition) -> Iterable[str]:
+    shown, rest = transition.links[:LINKS_SHOWN], transition.links[LINKS_SHOWN:]
+    for link in shown:
+        near = link.distance if link.distance == "far" else f"same {link.distance}"
+        yield f"{link.phase:<5} {link.source} -> {link.target} {_size(link.bytes)} ({near})"
+    if rest:
+        yield f"      and {_size(sum(link.bytes for link in rest))} over {len(rest)} further links"
+
+
+def _second_lines(transition: Transition) -> Iterable[str]:
+    """As measured, or of a dry run as predicted."""
+    predicted = " at the rates measured so far" if transition.state is None else ""
+    for phase in PHASES:
+        if phase in transition.seconds:
+            yield f"{phase:<8} {transition.seconds[phase]:.2f} s{predicted}"
+    if unmeasured := {link.phase for link in transition.links} - set(transition.seconds):
+        yield f"no time for {' and '.join(sorted(unmeasured))}: such a link has carried nothing yet"
 
 
 def _peak_lines(transition: Transition) -> Iterable[str]:

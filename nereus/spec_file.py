@@ -15,6 +15,7 @@ from nereus_common.core.errors import InvalidInput, NotFound
 from nereus_common.core.plan import Plan, plan_from_dict
 
 DEMO_SCHEME = "demo:"
+SUFFIXES = (".yaml", ".yml", ".toml", ".json")
 
 
 def load_spec(path: Path | str, overrides: Mapping[str, Any] | None = None) -> JobSpec:

@@ -96,8 +96,8 @@ class SyncClient:
     def samples(self, job_id: str, *, step: int | None = None, limit: int = 0) -> tuple[Sample, ...]:
         return self._loop.run(self._client.samples(job_id, step=step, limit=limit))
 
-    def show_transition(self, job_id: str, target: TargetSource) -> Transition:
-        return self._loop.run(self._client.show_transition(job_id, target))
+    def show_transition(self, job: str | JobSpec | Path, target: TargetSource) -> Transition:
+        return self._loop.run(self._client.show_transition(job, target))
 
     def apply_transition(self, job_id: str, target: TargetSource, *, transition_id: str = "") -> Transition:
         return self._loop.run(self._client.apply_transition(job_id, target, transition_id=transition_id))

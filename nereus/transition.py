@@ -40,10 +40,24 @@ class TransitionEdge:
 
 
 @dataclass(frozen=True, slots=True)
-class Transition:
-    """A change of a job's plan. A dry run has no id. `peaks`, of `budgets`: bytes per device at any point.
+class TransitionLink:
+    """`bytes` that device `target` receives from `source`: in phase move, state that only the old units hold; in phase
+    sync, weights from the units that train. `distance`: the smallest place both are in: device, node, switch or far."""
 
-    `seconds` by phase. `step`: the version at whose boundary it ran, -1 before.
+    source: str
+    target: str
+    phase: str
+    bytes: int
+    distance: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """A change of a job's plan. `peaks`, of `budgets`: bytes per device at any point.
+
+    `seconds` by phase. `step`: the version at whose boundary it ran, -1 before. A dry run has no id; only it has
+    `links`, the fullest first, and its `seconds` are predicted from the rates measured so far: none for a phase with a
+    link that has carried nothing yet.
     """
 
     id: str
@@ -64,6 +78,7 @@ class Transition:
     error_message: str
     created: datetime | None
     ended: datetime | None
+    links: tuple[TransitionLink, ...] = ()
 
     @property
     def has_ended(self) -> bool:

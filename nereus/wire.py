@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from nereus.events import JobEvent, JobState
-from nereus.transition import Transition, TransitionEdge, TransitionNode
+from nereus.transition import Transition, TransitionEdge, TransitionLink, TransitionNode
 from nereus.types import ClusterStatus, Device, Job, Sample, Service
 from nereus.v1 import jobs_pb2 as pb
 from nereus.v1 import transitions_pb2
@@ -87,6 +87,9 @@ def transition_from_pb(told: transitions_pb2.Transition) -> Transition:
         error_message=told.error_message,
         created=_time(told.created) if told.HasField("created") else None,
         ended=_time(told.ended) if told.HasField("ended") else None,
+        links=tuple(
+            TransitionLink(link.source, link.target, link.phase, link.bytes, link.distance) for link in told.links
+        ),
     )
 
 

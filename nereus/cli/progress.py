@@ -90,11 +90,10 @@ def _change(change: TransitionChange) -> str:
         return f"{change.state}: {escape(change.message)}"
     if change.state != "done":
         return change.state
-    lost = sum(seconds for phase, seconds in change.seconds.items() if phase != "prepare")
     ratio = change.bytes_moved / change.bytes_needed if change.bytes_needed else 1.0
     return (
         f"done: plan {change.target_plan_id} [dim]({change.bytes_moved / 1e6:.0f} MB, moved/needed {ratio:.2f}, "
-        f"in {lost:.2f} s)[/]"
+        f"in {change.still_seconds:.2f} s)[/]"
     )
 
 

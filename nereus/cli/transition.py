@@ -13,6 +13,7 @@ from nereus import rendering
 from nereus.cli.options import DataDir, Json, Target
 from nereus.cli.output import console, notes, print_json, speaks_plainly
 from nereus.cli.targets import FORM, parse_target
+from nereus.spec_file import SUFFIXES, load_spec
 from nereus.transition import Transition
 from nereus_common.core.errors import Conflict
 
@@ -29,11 +30,14 @@ Words = Annotated[list[str], typer.Argument(metavar="TARGET...", help=f"Where to
 @app.command()
 @speaks_plainly
 def show(
-    job_id: JobName,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A running job's id, or a job file with a plan.")],
     words: Words,
     dot: Annotated[bool, typer.Option("--dot", help="Print a Graphviz graph.")] = False,
     perfetto: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a timeline for Perfetto.")] = None,
-    rate: Annotated[float, typer.Option(min=0.001, metavar="GB/S", help="For the timeline's lengths.")] = 1.0,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.001, metavar="GB/S", help="For the timeline's lengths; else as measured, or 1."),
+    ] = None,
     target: Target = None,
     data_dir: DataDir = None,
     as_json: Json = False,
@@ -42,10 +46,15 @@ def show(
     from nereus.sync import SyncClient
 
     with SyncClient.connect(target, data_dir=data_dir) as client:
-        shown = client.show_transition(job_id, _target(client, job_id, words))
+        if Path(job).suffix in SUFFIXES:
+            spec = load_spec(job)
+            shown = client.show_transition(spec, parse_target(words, spec.written_plan))
+        else:
+            shown = client.show_transition(job, _target(client, job, words))
     if perfetto is not None:
-        perfetto.write_text(json.dumps(rendering.as_perfetto(shown, rate * 1e9)))
-        notes.print(f"{perfetto}: lengths predicted at {rate:g} GB/s", soft_wrap=True)
+        per_second = rate * 1e9 if rate else rendering.rate_of(shown) or 1e9
+        perfetto.write_text(json.dumps(rendering.as_perfetto(shown, per_second)))
+        notes.print(f"{perfetto}: lengths predicted at {per_second / 1e9:.3g} GB/s", soft_wrap=True)
     if as_json:
         print_json(shown)
     elif dot:

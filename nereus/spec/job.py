@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from nereus.spec.algorithms import Algorithm, GrpoSpec
 from nereus.spec.data import EnvironmentSpec, Prompts, RewardSpec
@@ -24,6 +24,7 @@ from nereus.spec.options import (
     OptimizerSpec,
     RolloutsSpec,
     SamplingSpec,
+    TransitionsSpec,
 )
 from nereus.spec.section import NonNegativeInt, PositiveFloat, PositiveInt, Section
 from nereus.spec_errors import refusal
@@ -81,6 +82,7 @@ class JobSpec(Section):
     plan: dict[str, Any] | None = None
     moves: tuple[MoveSpec, ...] = ()
     """Changes of the plan while the job runs, in the order of their steps."""
+    transitions: TransitionsSpec = TransitionsSpec()
     max_logprob_gap: PositiveFloat | None = None
     """The job stops when the mean |log-prob gap| of a step exceeds this; None: it is only reported."""
     evaluation: EvaluationSpec = EvaluationSpec()
@@ -110,6 +112,17 @@ class JobSpec(Section):
     def _understood_plan(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
         if value is not None:
             _as_value_error(plan_from_dict, value)
+        return value
+
+    @field_validator("transitions")
+    @classmethod
+    def _resuming_may_mix_versions(cls, value: TransitionsSpec, known: ValidationInfo) -> TransitionsSpec:
+        flight: AsyncSpec | None = known.data.get("asynchronous")
+        if flight is not None and not flight.partial and value.in_flight == "resume":
+            raise ValueError(
+                "in_flight: resume lets responses go on under new weights, which asynchronous.partial: false forbids; "
+                "finish and requeue do not"
+            )
         return value
 
     @model_validator(mode="before")
@@ -238,6 +251,15 @@ class JobSpec(Section):
     def explicit_plan(self) -> Plan | None:
         """The plan given in the spec, if one is; else the controller makes the default plan for its devices."""
         return None if self.plan is None else plan_from_dict(self.plan)
+
+    @property
+    def written_plan(self) -> Plan:
+        """The plan given in the spec; InvalidInput when there is none."""
+        if self.explicit_plan is None:
+            raise InvalidInput(
+                f"job {self.name} has no plan of its own", remedy="write `plan:` into its file", field="plan"
+            )
+        return self.explicit_plan
 
     def model(self, name: str) -> ModelSpec:
         """A model by name; the reference is the actor's starting point unless it is given."""

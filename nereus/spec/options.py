@@ -75,6 +75,17 @@ class AsyncSpec(Section):
     partial: bool = True
 
 
+class TransitionsSpec(Section):
+    """How the job changes its plan. `in_flight`: what becomes of responses whose generation unit is to go.
+
+    `finish`: they end on it, which the transition waits for. `resume`: they go on, from the tokens they have, on the
+    unit that takes its place; every token keeps the version that sampled it. `requeue`: they are thrown away and their
+    groups are drawn again, for the same prompts. Responses on units that stay go on. A synchronous job has none.
+    """
+
+    in_flight: Literal["finish", "resume", "requeue"] = "finish"
+
+
 class CheckpointSpec(Section):
     """A checkpoint after every `every` steps (0: none) and after the last; the newest `keep` stay.
 

@@ -342,18 +342,28 @@ class PlanTransitionRequest(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    MODELS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     @_builtins.property
     def target(self) -> _plan_pb2.Plan: ...
+    @_builtins.property
+    def plan(self) -> _plan_pb2.Plan:
+        """Without `job_id`: from this plan of these models, placed nowhere yet."""
+
+    @_builtins.property
+    def models(self) -> _containers.RepeatedCompositeFieldContainer[Global___ModelEngine]: ...
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
         target: _plan_pb2.Plan | None = ...,
+        plan: _plan_pb2.Plan | None = ...,
+        models: _abc.Iterable[Global___ModelEngine] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "models", b"models", "plan", b"plan", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

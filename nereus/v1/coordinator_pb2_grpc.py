@@ -97,7 +97,7 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PlanTransition(self, request, context):
-        """What moving a placed job to another plan would do; nothing is changed. INVALID_PLAN, RESOURCE_EXHAUSTED names the
+        """What moving a job to another plan would do; nothing is changed. INVALID_PLAN, RESOURCE_EXHAUSTED names the
         device and the bytes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -113,7 +113,8 @@ class CoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RunTransition(self, request, context):
-        """At the safe boundary, with all trained models at `version` and nothing in work: move, verify, sync, commit, release.
+        """At the safe boundary, with all trained models at `version` and nothing in work: move, verify, sync, commit. What the
+        new plan has no use for is released after this returns: the transition is done when its record says so.
         Takes the place of that version's weight syncs. Idempotent. When it fails and the old units are whole, the job is
         as before and its old plan in force; PROCESS_LOST and VERIFICATION_FAILED say when they are not.
         """

@@ -23,7 +23,7 @@ class CoordinatorServiceStub:
     SyncWeights: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.SyncWeightsRequest, _coordinator_pb2.SyncWeightsResponse]
     """Bring all units of `model` to `version` of its training units. VERIFICATION_FAILED leaves all on the old one."""
     PlanTransition: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.PlanTransitionRequest, _coordinator_pb2.PlanTransitionResponse]
-    """What moving a placed job to another plan would do; nothing is changed. INVALID_PLAN, RESOURCE_EXHAUSTED names the
+    """What moving a job to another plan would do; nothing is changed. INVALID_PLAN, RESOURCE_EXHAUSTED names the
     device and the bytes.
     """
     PrepareTransition: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.PrepareTransitionRequest, _coordinator_pb2.PrepareTransitionResponse]
@@ -31,7 +31,8 @@ class CoordinatorServiceStub:
     Whatever fails here is undone, and the transition has failed.
     """
     RunTransition: _aio.UnaryUnaryMultiCallable[_coordinator_pb2.RunTransitionRequest, _coordinator_pb2.RunTransitionResponse]
-    """At the safe boundary, with all trained models at `version` and nothing in work: move, verify, sync, commit, release.
+    """At the safe boundary, with all trained models at `version` and nothing in work: move, verify, sync, commit. What the
+    new plan has no use for is released after this returns: the transition is done when its record says so.
     Takes the place of that version's weight syncs. Idempotent. When it fails and the old units are whole, the job is
     as before and its old plan in force; PROCESS_LOST and VERIFICATION_FAILED say when they are not.
     """
@@ -69,7 +70,7 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.PlanTransitionRequest,
         context: _aio.ServicerContext[_coordinator_pb2.PlanTransitionRequest, _abc.Awaitable[_coordinator_pb2.PlanTransitionResponse]],
     ) -> _abc.Awaitable[_coordinator_pb2.PlanTransitionResponse]:
-        """What moving a placed job to another plan would do; nothing is changed. INVALID_PLAN, RESOURCE_EXHAUSTED names the
+        """What moving a job to another plan would do; nothing is changed. INVALID_PLAN, RESOURCE_EXHAUSTED names the
         device and the bytes.
         """
 
@@ -89,7 +90,8 @@ class CoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _coordinator_pb2.RunTransitionRequest,
         context: _aio.ServicerContext[_coordinator_pb2.RunTransitionRequest, _abc.Awaitable[_coordinator_pb2.RunTransitionResponse]],
     ) -> _abc.Awaitable[_coordinator_pb2.RunTransitionResponse]:
-        """At the safe boundary, with all trained models at `version` and nothing in work: move, verify, sync, commit, release.
+        """At the safe boundary, with all trained models at `version` and nothing in work: move, verify, sync, commit. What the
+        new plan has no use for is released after this returns: the transition is done when its record says so.
         Takes the place of that version's weight syncs. Idempotent. When it fails and the old units are whole, the job is
         as before and its old plan in force; PROCESS_LOST and VERIFICATION_FAILED say when they are not.
         """

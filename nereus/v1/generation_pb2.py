@@ -24,25 +24,35 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anereus/v1/generation.proto\x12\tnereus.v1\"i\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\x05\x12\r\n\x05top_k\x18\x05 \x01(\r\"\xda\x01\n\x0fGenerateRequest\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\x05\x12\x0f\n\x07samples\x18\x05 \x01(\r\x12%\n\x08sampling\x18\x06 \x01(\x0b\x32\x13.nereus.v1.Sampling\x12\x0f\n\x07version\x18\x07 \x01(\x03\x12\x17\n\x0fstream_interval\x18\x08 \x01(\r\x12\x17\n\x0f\x61\x63ross_versions\x18\t \x01(\x08\"\x88\x01\n\x10GenerateResponse\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12.\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x17.nereus.v1.FinishReason\"=\n\x16\x41\x62ortGenerationRequest\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x19\n\x17\x41\x62ortGenerationResponse*x\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x32\xb4\x01\n\x11GenerationService\x12\x45\n\x08Generate\x12\x1a.nereus.v1.GenerateRequest\x1a\x1b.nereus.v1.GenerateResponse0\x01\x12X\n\x0f\x41\x62ortGeneration\x12!.nereus.v1.AbortGenerationRequest\x1a\".nereus.v1.AbortGenerationResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1anereus/v1/generation.proto\x12\tnereus.v1\"i\n\x08Sampling\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_p\x18\x02 \x01(\x01\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x16\n\x0estop_token_ids\x18\x04 \x03(\x05\x12\r\n\x05top_k\x18\x05 \x01(\r\"\xf6\x01\n\x0fGenerateRequest\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x12\n\nrequest_id\x18\x03 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\x05\x12\x0f\n\x07samples\x18\x05 \x01(\r\x12%\n\x08sampling\x18\x06 \x01(\x0b\x32\x13.nereus.v1.Sampling\x12\x0f\n\x07version\x18\x07 \x01(\x03\x12\x17\n\x0fstream_interval\x18\x08 \x01(\r\x12\x17\n\x0f\x61\x63ross_versions\x18\t \x01(\x08\x12\x1a\n\x12response_token_ids\x18\n \x03(\x05\"\x88\x01\n\x10GenerateResponse\x12\x0e\n\x06sample\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x10\n\x08logprobs\x18\x03 \x03(\x02\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12.\n\rfinish_reason\x18\x05 \x01(\x0e\x32\x17.nereus.v1.FinishReason\"=\n\x16\x41\x62ortGenerationRequest\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"\x19\n\x17\x41\x62ortGenerationResponse\"j\n\x10\x44rainUnitRequest\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1d\n\x03how\x18\x03 \x01(\x0e\x32\x10.nereus.v1.Drain\x12\x17\n\x0ftimeout_seconds\x18\x04 \x01(\x01\"!\n\x11\x44rainUnitResponse\x12\x0c\n\x04left\x18\x01 \x01(\r\"3\n\x11ResumeUnitRequest\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"\x14\n\x12ResumeUnitResponse*\xb3\x01\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x17\n\x13\x46INISH_REASON_ABORT\x10\x03\x12\x1d\n\x19\x46INISH_REASON_INTERRUPTED\x10\x04\x12\x1a\n\x16\x46INISH_REASON_REQUEUED\x10\x05*U\n\x05\x44rain\x12\x15\n\x11\x44RAIN_UNSPECIFIED\x10\x00\x12\x10\n\x0c\x44RAIN_FINISH\x10\x01\x12\x10\n\x0c\x44RAIN_RESUME\x10\x02\x12\x11\n\rDRAIN_REQUEUE\x10\x03\x32\xc7\x02\n\x11GenerationService\x12\x45\n\x08Generate\x12\x1a.nereus.v1.GenerateRequest\x1a\x1b.nereus.v1.GenerateResponse0\x01\x12X\n\x0f\x41\x62ortGeneration\x12!.nereus.v1.AbortGenerationRequest\x1a\".nereus.v1.AbortGenerationResponse\x12\x46\n\tDrainUnit\x12\x1b.nereus.v1.DrainUnitRequest\x1a\x1c.nereus.v1.DrainUnitResponse\x12I\n\nResumeUnit\x12\x1c.nereus.v1.ResumeUnitRequest\x1a\x1d.nereus.v1.ResumeUnitResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'nereus.v1.generation_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=598
-  _globals['_FINISHREASON']._serialized_end=718
+  _globals['_FINISHREASON']._serialized_start=845
+  _globals['_FINISHREASON']._serialized_end=1024
+  _globals['_DRAIN']._serialized_start=1026
+  _globals['_DRAIN']._serialized_end=1111
   _globals['_SAMPLING']._serialized_start=41
   _globals['_SAMPLING']._serialized_end=146
   _globals['_GENERATEREQUEST']._serialized_start=149
-  _globals['_GENERATEREQUEST']._serialized_end=367
-  _globals['_GENERATERESPONSE']._serialized_start=370
-  _globals['_GENERATERESPONSE']._serialized_end=506
-  _globals['_ABORTGENERATIONREQUEST']._serialized_start=508
-  _globals['_ABORTGENERATIONREQUEST']._serialized_end=569
-  _globals['_ABORTGENERATIONRESPONSE']._serialized_start=571
-  _globals['_ABORTGENERATIONRESPONSE']._serialized_end=596
-  _globals['_GENERATIONSERVICE']._serialized_start=721
-  _globals['_GENERATIONSERVICE']._serialized_end=901
+  _globals['_GENERATEREQUEST']._serialized_end=395
+  _globals['_GENERATERESPONSE']._serialized_start=398
+  _globals['_GENERATERESPONSE']._serialized_end=534
+  _globals['_ABORTGENERATIONREQUEST']._serialized_start=536
+  _globals['_ABORTGENERATIONREQUEST']._serialized_end=597
+  _globals['_ABORTGENERATIONRESPONSE']._serialized_start=599
+  _globals['_ABORTGENERATIONRESPONSE']._serialized_end=624
+  _globals['_DRAINUNITREQUEST']._serialized_start=626
+  _globals['_DRAINUNITREQUEST']._serialized_end=732
+  _globals['_DRAINUNITRESPONSE']._serialized_start=734
+  _globals['_DRAINUNITRESPONSE']._serialized_end=767
+  _globals['_RESUMEUNITREQUEST']._serialized_start=769
+  _globals['_RESUMEUNITREQUEST']._serialized_end=820
+  _globals['_RESUMEUNITRESPONSE']._serialized_start=822
+  _globals['_RESUMEUNITRESPONSE']._serialized_end=842
+  _globals['_GENERATIONSERVICE']._serialized_start=1114
+  _globals['_GENERATIONSERVICE']._serialized_end=1441
 # @@protoc_insertion_point(module_scope)

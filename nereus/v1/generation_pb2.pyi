@@ -31,6 +31,10 @@ class _FinishReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FinishRe
     FINISH_REASON_LENGTH: _FinishReason.ValueType  # 2
     """Cut at max_tokens."""
     FINISH_REASON_ABORT: _FinishReason.ValueType  # 3
+    FINISH_REASON_INTERRUPTED: _FinishReason.ValueType  # 4
+    """The unit was drained with DRAIN_RESUME, or put to sleep: send prompt and tokens to another unit, and it goes on."""
+    FINISH_REASON_REQUEUED: _FinishReason.ValueType  # 5
+    """The unit was drained with DRAIN_REQUEUE: throw the whole group away, and draw it again."""
 
 class FinishReason(_FinishReason, metaclass=_FinishReasonEnumTypeWrapper): ...
 
@@ -40,7 +44,37 @@ FINISH_REASON_STOP: FinishReason.ValueType  # 1
 FINISH_REASON_LENGTH: FinishReason.ValueType  # 2
 """Cut at max_tokens."""
 FINISH_REASON_ABORT: FinishReason.ValueType  # 3
+FINISH_REASON_INTERRUPTED: FinishReason.ValueType  # 4
+"""The unit was drained with DRAIN_RESUME, or put to sleep: send prompt and tokens to another unit, and it goes on."""
+FINISH_REASON_REQUEUED: FinishReason.ValueType  # 5
+"""The unit was drained with DRAIN_REQUEUE: throw the whole group away, and draw it again."""
 Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
+
+class _Drain:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _DrainEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Drain.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    DRAIN_UNSPECIFIED: _Drain.ValueType  # 0
+    DRAIN_FINISH: _Drain.ValueType  # 1
+    """They run to their end."""
+    DRAIN_RESUME: _Drain.ValueType  # 2
+    """They end at once as FINISH_REASON_INTERRUPTED, where a sample has not ended by itself."""
+    DRAIN_REQUEUE: _Drain.ValueType  # 3
+    """They end at once as FINISH_REASON_REQUEUED."""
+
+class Drain(_Drain, metaclass=_DrainEnumTypeWrapper):
+    """What becomes of the requests in flight."""
+
+DRAIN_UNSPECIFIED: Drain.ValueType  # 0
+DRAIN_FINISH: Drain.ValueType  # 1
+"""They run to their end."""
+DRAIN_RESUME: Drain.ValueType  # 2
+"""They end at once as FINISH_REASON_INTERRUPTED, where a sample has not ended by itself."""
+DRAIN_REQUEUE: Drain.ValueType  # 3
+"""They end at once as FINISH_REASON_REQUEUED."""
+Global___Drain: _TypeAlias = Drain  # noqa: Y015
 
 @_typing.final
 class Sampling(_message.Message):
@@ -89,6 +123,7 @@ class GenerateRequest(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     STREAM_INTERVAL_FIELD_NUMBER: _builtins.int
     ACROSS_VERSIONS_FIELD_NUMBER: _builtins.int
+    RESPONSE_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     unit_id: _builtins.str
     epoch: _builtins.int
     request_id: _builtins.str
@@ -104,6 +139,12 @@ class GenerateRequest(_message.Message):
     def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def sampling(self) -> Global___Sampling: ...
+    @_builtins.property
+    def response_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The tokens of a response that was interrupted: it goes on from them, and only what follows is streamed.
+        `sampling.max_tokens` bounds both together. For one sample only.
+        """
+
     def __init__(
         self,
         *,
@@ -116,10 +157,11 @@ class GenerateRequest(_message.Message):
         version: _builtins.int = ...,
         stream_interval: _builtins.int = ...,
         across_versions: _builtins.bool = ...,
+        response_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["across_versions", b"across_versions", "epoch", b"epoch", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "samples", b"samples", "sampling", b"sampling", "stream_interval", b"stream_interval", "unit_id", b"unit_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["across_versions", b"across_versions", "epoch", b"epoch", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "response_token_ids", b"response_token_ids", "samples", b"samples", "sampling", b"sampling", "stream_interval", b"stream_interval", "unit_id", b"unit_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -198,3 +240,89 @@ class AbortGenerationResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___AbortGenerationResponse: _TypeAlias = AbortGenerationResponse  # noqa: Y015
+
+@_typing.final
+class DrainUnitRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIT_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    HOW_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    unit_id: _builtins.str
+    epoch: _builtins.int
+    how: Global___Drain.ValueType
+    """INVALID_INPUT when it is not said."""
+    timeout_seconds: _builtins.float
+    def __init__(
+        self,
+        *,
+        unit_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        how: Global___Drain.ValueType = ...,
+        timeout_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "how", b"how", "timeout_seconds", b"timeout_seconds", "unit_id", b"unit_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainUnitRequest: _TypeAlias = DrainUnitRequest  # noqa: Y015
+
+@_typing.final
+class DrainUnitResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEFT_FIELD_NUMBER: _builtins.int
+    left: _builtins.int
+    """Requests still in flight."""
+    def __init__(
+        self,
+        *,
+        left: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left", b"left"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainUnitResponse: _TypeAlias = DrainUnitResponse  # noqa: Y015
+
+@_typing.final
+class ResumeUnitRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UNIT_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    unit_id: _builtins.str
+    epoch: _builtins.int
+    def __init__(
+        self,
+        *,
+        unit_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "unit_id", b"unit_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeUnitRequest: _TypeAlias = ResumeUnitRequest  # noqa: Y015
+
+@_typing.final
+class ResumeUnitResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeUnitResponse: _TypeAlias = ResumeUnitResponse  # noqa: Y015

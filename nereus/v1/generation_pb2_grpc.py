@@ -44,6 +44,16 @@ class GenerationServiceStub:
                 request_serializer=nereus_dot_v1_dot_generation__pb2.AbortGenerationRequest.SerializeToString,
                 response_deserializer=nereus_dot_v1_dot_generation__pb2.AbortGenerationResponse.FromString,
                 _registered_method=True)
+        self.DrainUnit = channel.unary_unary(
+                '/nereus.v1.GenerationService/DrainUnit',
+                request_serializer=nereus_dot_v1_dot_generation__pb2.DrainUnitRequest.SerializeToString,
+                response_deserializer=nereus_dot_v1_dot_generation__pb2.DrainUnitResponse.FromString,
+                _registered_method=True)
+        self.ResumeUnit = channel.unary_unary(
+                '/nereus.v1.GenerationService/ResumeUnit',
+                request_serializer=nereus_dot_v1_dot_generation__pb2.ResumeUnitRequest.SerializeToString,
+                response_deserializer=nereus_dot_v1_dot_generation__pb2.ResumeUnitResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -65,6 +75,22 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainUnit(self, request, context):
+        """The unit is to go: it takes no more requests (UNAVAILABLE), and those in flight are seen to as `how` says. Returns
+        once none is left, or after `timeout_seconds`. May be repeated, also with another `how`. Lasts until the unit is
+        released, ResumeUnit, or a commit. NOT_FOUND, ILLEGAL_TRANSITION (not serving), PROCESS_LOST.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeUnit(self, request, context):
+        """Undo a drain: the unit takes requests again. Those that were cut short stay so. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +103,16 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.AbortGeneration,
                     request_deserializer=nereus_dot_v1_dot_generation__pb2.AbortGenerationRequest.FromString,
                     response_serializer=nereus_dot_v1_dot_generation__pb2.AbortGenerationResponse.SerializeToString,
+            ),
+            'DrainUnit': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainUnit,
+                    request_deserializer=nereus_dot_v1_dot_generation__pb2.DrainUnitRequest.FromString,
+                    response_serializer=nereus_dot_v1_dot_generation__pb2.DrainUnitResponse.SerializeToString,
+            ),
+            'ResumeUnit': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeUnit,
+                    request_deserializer=nereus_dot_v1_dot_generation__pb2.ResumeUnitRequest.FromString,
+                    response_serializer=nereus_dot_v1_dot_generation__pb2.ResumeUnitResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -133,6 +169,60 @@ class GenerationService:
             '/nereus.v1.GenerationService/AbortGeneration',
             nereus_dot_v1_dot_generation__pb2.AbortGenerationRequest.SerializeToString,
             nereus_dot_v1_dot_generation__pb2.AbortGenerationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainUnit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nereus.v1.GenerationService/DrainUnit',
+            nereus_dot_v1_dot_generation__pb2.DrainUnitRequest.SerializeToString,
+            nereus_dot_v1_dot_generation__pb2.DrainUnitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeUnit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/nereus.v1.GenerationService/ResumeUnit',
+            nereus_dot_v1_dot_generation__pb2.ResumeUnitRequest.SerializeToString,
+            nereus_dot_v1_dot_generation__pb2.ResumeUnitResponse.FromString,
             options,
             channel_credentials,
             insecure,

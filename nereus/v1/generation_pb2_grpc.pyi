@@ -21,6 +21,13 @@ class GenerationServiceStub:
     """
     AbortGeneration: _aio.UnaryUnaryMultiCallable[_generation_pb2.AbortGenerationRequest, _generation_pb2.AbortGenerationResponse]
     """Abort a request by id; unknown ids are no error."""
+    DrainUnit: _aio.UnaryUnaryMultiCallable[_generation_pb2.DrainUnitRequest, _generation_pb2.DrainUnitResponse]
+    """The unit is to go: it takes no more requests (UNAVAILABLE), and those in flight are seen to as `how` says. Returns
+    once none is left, or after `timeout_seconds`. May be repeated, also with another `how`. Lasts until the unit is
+    released, ResumeUnit, or a commit. NOT_FOUND, ILLEGAL_TRANSITION (not serving), PROCESS_LOST.
+    """
+    ResumeUnit: _aio.UnaryUnaryMultiCallable[_generation_pb2.ResumeUnitRequest, _generation_pb2.ResumeUnitResponse]
+    """Undo a drain: the unit takes requests again. Those that were cut short stay so. Idempotent."""
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -41,5 +48,24 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _aio.ServicerContext[_generation_pb2.AbortGenerationRequest, _abc.Awaitable[_generation_pb2.AbortGenerationResponse]],
     ) -> _abc.Awaitable[_generation_pb2.AbortGenerationResponse]:
         """Abort a request by id; unknown ids are no error."""
+
+    @_abc_1.abstractmethod
+    def DrainUnit(
+        self,
+        request: _generation_pb2.DrainUnitRequest,
+        context: _aio.ServicerContext[_generation_pb2.DrainUnitRequest, _abc.Awaitable[_generation_pb2.DrainUnitResponse]],
+    ) -> _abc.Awaitable[_generation_pb2.DrainUnitResponse]:
+        """The unit is to go: it takes no more requests (UNAVAILABLE), and those in flight are seen to as `how` says. Returns
+        once none is left, or after `timeout_seconds`. May be repeated, also with another `how`. Lasts until the unit is
+        released, ResumeUnit, or a commit. NOT_FOUND, ILLEGAL_TRANSITION (not serving), PROCESS_LOST.
+        """
+
+    @_abc_1.abstractmethod
+    def ResumeUnit(
+        self,
+        request: _generation_pb2.ResumeUnitRequest,
+        context: _aio.ServicerContext[_generation_pb2.ResumeUnitRequest, _abc.Awaitable[_generation_pb2.ResumeUnitResponse]],
+    ) -> _abc.Awaitable[_generation_pb2.ResumeUnitResponse]:
+        """Undo a drain: the unit takes requests again. Those that were cut short stay so. Idempotent."""
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _aio.Server) -> None: ...

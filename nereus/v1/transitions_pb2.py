@@ -27,7 +27,7 @@ from nereus.v1 import plan_pb2 as nereus_dot_v1_dot_plan__pb2
 from nereus.v1 import units_pb2 as nereus_dot_v1_dot_units__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bnereus/v1/transitions.proto\x12\tnereus.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14nereus/v1/plan.proto\x1a\x15nereus/v1/units.proto\"\xfe\x01\n\x0eTransitionNode\x12\n\n\x02id\x18\x01 \x01(\r\x12\x11\n\tprimitive\x18\x02 \x01(\t\x12\x13\n\x0bmodel_stage\x18\x03 \x01(\t\x12\x14\n\x0cold_replicas\x18\x04 \x03(\r\x12\x14\n\x0cnew_replicas\x18\x05 \x03(\r\x12\x0c\n\x04mode\x18\x06 \x01(\t\x12\r\n\x05\x62ytes\x18\x07 \x01(\x04\x12(\n\x08\x61\x63quires\x18\x08 \x03(\x0b\x32\x16.nereus.v1.DeviceBytes\x12%\n\x05\x66rees\x18\t \x03(\x0b\x32\x16.nereus.v1.DeviceBytes\x12\r\n\x05state\x18\n \x01(\t\x12\x0f\n\x07seconds\x18\x0b \x01(\x01\",\n\x0b\x44\x65viceBytes\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"=\n\x0eTransitionEdge\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\r\x12\x0c\n\x04kind\x18\x03 \x01(\t\"\xf9\x04\n\nTransition\x12\x15\n\rtransition_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x05state\x18\x03 \x01(\x0e\x32\x1a.nereus.v1.TransitionState\x12\x12\n\nfrom_epoch\x18\x04 \x01(\x04\x12\x1d\n\x04plan\x18\x05 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12\x1f\n\x06target\x18\x06 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12(\n\x05nodes\x18\x07 \x03(\x0b\x32\x19.nereus.v1.TransitionNode\x12(\n\x05\x65\x64ges\x18\x08 \x03(\x0b\x32\x19.nereus.v1.TransitionEdge\x12%\n\x05peaks\x18\t \x03(\x0b\x32\x16.nereus.v1.DeviceBytes\x12\'\n\x07\x62udgets\x18\n \x03(\x0b\x32\x16.nereus.v1.DeviceBytes\x12\x13\n\x0b\x62ytes_moved\x18\x0b \x01(\x04\x12\x14\n\x0c\x62ytes_needed\x18\x0c \x01(\x04\x12\x33\n\x07seconds\x18\r \x03(\x0b\x32\".nereus.v1.Transition.SecondsEntry\x12\x0c\n\x04step\x18\x0e \x01(\x03\x12\x14\n\x0c\x65rror_reason\x18\x0f \x01(\t\x12\x15\n\rerror_message\x18\x10 \x01(\t\x12+\n\x07\x63reated\x18\x11 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05\x65nded\x18\x12 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"H\n\x15ShowTransitionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x1f\n\x06target\x18\x02 \x01(\x0b\x32\x0f.nereus.v1.Plan\"C\n\x16ShowTransitionResponse\x12)\n\ntransition\x18\x01 \x01(\x0b\x32\x15.nereus.v1.Transition\"`\n\x16\x41pplyTransitionRequest\x12\x15\n\rtransition_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x1f\n\x06target\x18\x03 \x01(\x0b\x32\x0f.nereus.v1.Plan\"D\n\x17\x41pplyTransitionResponse\x12)\n\ntransition\x18\x01 \x01(\x0b\x32\x15.nereus.v1.Transition\"=\n\x14GetTransitionRequest\x12\x15\n\rtransition_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\"B\n\x15GetTransitionResponse\x12)\n\ntransition\x18\x01 \x01(\x0b\x32\x15.nereus.v1.Transition\"(\n\x16ListTransitionsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"E\n\x17ListTransitionsResponse\x12*\n\x0btransitions\x18\x01 \x03(\x0b\x32\x15.nereus.v1.Transition\">\n\x17\x44igestModelStateRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bmodel_stage\x18\x02 \x01(\t\"T\n\x18\x44igestModelStateResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\'\n\x07\x64igests\x18\x02 \x03(\x0b\x32\x16.nereus.v1.StateDigest*\xa0\x02\n\x0fTransitionState\x12 \n\x1cTRANSITION_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18TRANSITION_STATE_PLANNED\x10\x01\x12\x1e\n\x1aTRANSITION_STATE_PREPARING\x10\x02\x12\x1d\n\x19TRANSITION_STATE_PREPARED\x10\x03\x12\x1b\n\x17TRANSITION_STATE_MOVING\x10\x04\x12\x1e\n\x1aTRANSITION_STATE_COMMITTED\x10\x05\x12\x19\n\x15TRANSITION_STATE_DONE\x10\x06\x12\x1b\n\x17TRANSITION_STATE_UNDONE\x10\x07\x12\x19\n\x15TRANSITION_STATE_LOST\x10\x08\x32\xcf\x03\n\x11TransitionService\x12U\n\x0eShowTransition\x12 .nereus.v1.ShowTransitionRequest\x1a!.nereus.v1.ShowTransitionResponse\x12X\n\x0f\x41pplyTransition\x12!.nereus.v1.ApplyTransitionRequest\x1a\".nereus.v1.ApplyTransitionResponse\x12R\n\rGetTransition\x12\x1f.nereus.v1.GetTransitionRequest\x1a .nereus.v1.GetTransitionResponse\x12X\n\x0fListTransitions\x12!.nereus.v1.ListTransitionsRequest\x1a\".nereus.v1.ListTransitionsResponse\x12[\n\x10\x44igestModelState\x12\".nereus.v1.DigestModelStateRequest\x1a#.nereus.v1.DigestModelStateResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bnereus/v1/transitions.proto\x12\tnereus.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x14nereus/v1/plan.proto\x1a\x15nereus/v1/units.proto\"\xfe\x01\n\x0eTransitionNode\x12\n\n\x02id\x18\x01 \x01(\r\x12\x11\n\tprimitive\x18\x02 \x01(\t\x12\x13\n\x0bmodel_stage\x18\x03 \x01(\t\x12\x14\n\x0cold_replicas\x18\x04 \x03(\r\x12\x14\n\x0cnew_replicas\x18\x05 \x03(\r\x12\x0c\n\x04mode\x18\x06 \x01(\t\x12\r\n\x05\x62ytes\x18\x07 \x01(\x04\x12(\n\x08\x61\x63quires\x18\x08 \x03(\x0b\x32\x16.nereus.v1.DeviceBytes\x12%\n\x05\x66rees\x18\t \x03(\x0b\x32\x16.nereus.v1.DeviceBytes\x12\r\n\x05state\x18\n \x01(\t\x12\x0f\n\x07seconds\x18\x0b \x01(\x01\",\n\x0b\x44\x65viceBytes\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"=\n\x0eTransitionEdge\x12\x0e\n\x06\x62\x65\x66ore\x18\x01 \x01(\r\x12\r\n\x05\x61\x66ter\x18\x02 \x01(\r\x12\x0c\n\x04kind\x18\x03 \x01(\t\"\x9e\x05\n\nTransition\x12\x15\n\rtransition_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x05state\x18\x03 \x01(\x0e\x32\x1a.nereus.v1.TransitionState\x12\x12\n\nfrom_epoch\x18\x04 \x01(\x04\x12\x1d\n\x04plan\x18\x05 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12\x1f\n\x06target\x18\x06 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12(\n\x05nodes\x18\x07 \x03(\x0b\x32\x19.nereus.v1.TransitionNode\x12(\n\x05\x65\x64ges\x18\x08 \x03(\x0b\x32\x19.nereus.v1.TransitionEdge\x12%\n\x05peaks\x18\t \x03(\x0b\x32\x16.nereus.v1.DeviceBytes\x12\'\n\x07\x62udgets\x18\n \x03(\x0b\x32\x16.nereus.v1.DeviceBytes\x12\x13\n\x0b\x62ytes_moved\x18\x0b \x01(\x04\x12\x14\n\x0c\x62ytes_needed\x18\x0c \x01(\x04\x12\x33\n\x07seconds\x18\r \x03(\x0b\x32\".nereus.v1.Transition.SecondsEntry\x12\x0c\n\x04step\x18\x0e \x01(\x03\x12\x14\n\x0c\x65rror_reason\x18\x0f \x01(\t\x12\x15\n\rerror_message\x18\x10 \x01(\t\x12+\n\x07\x63reated\x18\x11 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05\x65nded\x18\x12 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12#\n\x05links\x18\x13 \x03(\x0b\x32\x14.nereus.v1.LinkBytes\x1a.\n\x0cSecondsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"[\n\tLinkBytes\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\r\n\x05\x62ytes\x18\x04 \x01(\x04\x12\x10\n\x08\x64istance\x18\x05 \x01(\t\"[\n\x15ShowTransitionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x1f\n\x06target\x18\x02 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12\x11\n\tspec_json\x18\x03 \x01(\t\"C\n\x16ShowTransitionResponse\x12)\n\ntransition\x18\x01 \x01(\x0b\x32\x15.nereus.v1.Transition\"`\n\x16\x41pplyTransitionRequest\x12\x15\n\rtransition_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\x1f\n\x06target\x18\x03 \x01(\x0b\x32\x0f.nereus.v1.Plan\"D\n\x17\x41pplyTransitionResponse\x12)\n\ntransition\x18\x01 \x01(\x0b\x32\x15.nereus.v1.Transition\"=\n\x14GetTransitionRequest\x12\x15\n\rtransition_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\"B\n\x15GetTransitionResponse\x12)\n\ntransition\x18\x01 \x01(\x0b\x32\x15.nereus.v1.Transition\"(\n\x16ListTransitionsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"E\n\x17ListTransitionsResponse\x12*\n\x0btransitions\x18\x01 \x03(\x0b\x32\x15.nereus.v1.Transition\">\n\x17\x44igestModelStateRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bmodel_stage\x18\x02 \x01(\t\"T\n\x18\x44igestModelStateResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\'\n\x07\x64igests\x18\x02 \x03(\x0b\x32\x16.nereus.v1.StateDigest*\xa0\x02\n\x0fTransitionState\x12 \n\x1cTRANSITION_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18TRANSITION_STATE_PLANNED\x10\x01\x12\x1e\n\x1aTRANSITION_STATE_PREPARING\x10\x02\x12\x1d\n\x19TRANSITION_STATE_PREPARED\x10\x03\x12\x1b\n\x17TRANSITION_STATE_MOVING\x10\x04\x12\x1e\n\x1aTRANSITION_STATE_COMMITTED\x10\x05\x12\x19\n\x15TRANSITION_STATE_DONE\x10\x06\x12\x1b\n\x17TRANSITION_STATE_UNDONE\x10\x07\x12\x19\n\x15TRANSITION_STATE_LOST\x10\x08\x32\xcf\x03\n\x11TransitionService\x12U\n\x0eShowTransition\x12 .nereus.v1.ShowTransitionRequest\x1a!.nereus.v1.ShowTransitionResponse\x12X\n\x0f\x41pplyTransition\x12!.nereus.v1.ApplyTransitionRequest\x1a\".nereus.v1.ApplyTransitionResponse\x12R\n\rGetTransition\x12\x1f.nereus.v1.GetTransitionRequest\x1a .nereus.v1.GetTransitionResponse\x12X\n\x0fListTransitions\x12!.nereus.v1.ListTransitionsRequest\x1a\".nereus.v1.ListTransitionsResponse\x12[\n\x10\x44igestModelState\x12\".nereus.v1.DigestModelStateRequest\x1a#.nereus.v1.DigestModelStateResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,8 +36,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_TRANSITION_SECONDSENTRY']._loaded_options = None
   _globals['_TRANSITION_SECONDSENTRY']._serialized_options = b'8\001'
-  _globals['_TRANSITIONSTATE']._serialized_start=1828
-  _globals['_TRANSITIONSTATE']._serialized_end=2116
+  _globals['_TRANSITIONSTATE']._serialized_start=1977
+  _globals['_TRANSITIONSTATE']._serialized_end=2265
   _globals['_TRANSITIONNODE']._serialized_start=121
   _globals['_TRANSITIONNODE']._serialized_end=375
   _globals['_DEVICEBYTES']._serialized_start=377
@@ -45,29 +45,31 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TRANSITIONEDGE']._serialized_start=423
   _globals['_TRANSITIONEDGE']._serialized_end=484
   _globals['_TRANSITION']._serialized_start=487
-  _globals['_TRANSITION']._serialized_end=1120
-  _globals['_TRANSITION_SECONDSENTRY']._serialized_start=1074
-  _globals['_TRANSITION_SECONDSENTRY']._serialized_end=1120
-  _globals['_SHOWTRANSITIONREQUEST']._serialized_start=1122
-  _globals['_SHOWTRANSITIONREQUEST']._serialized_end=1194
-  _globals['_SHOWTRANSITIONRESPONSE']._serialized_start=1196
-  _globals['_SHOWTRANSITIONRESPONSE']._serialized_end=1263
-  _globals['_APPLYTRANSITIONREQUEST']._serialized_start=1265
-  _globals['_APPLYTRANSITIONREQUEST']._serialized_end=1361
-  _globals['_APPLYTRANSITIONRESPONSE']._serialized_start=1363
-  _globals['_APPLYTRANSITIONRESPONSE']._serialized_end=1431
-  _globals['_GETTRANSITIONREQUEST']._serialized_start=1433
-  _globals['_GETTRANSITIONREQUEST']._serialized_end=1494
-  _globals['_GETTRANSITIONRESPONSE']._serialized_start=1496
-  _globals['_GETTRANSITIONRESPONSE']._serialized_end=1562
-  _globals['_LISTTRANSITIONSREQUEST']._serialized_start=1564
-  _globals['_LISTTRANSITIONSREQUEST']._serialized_end=1604
-  _globals['_LISTTRANSITIONSRESPONSE']._serialized_start=1606
-  _globals['_LISTTRANSITIONSRESPONSE']._serialized_end=1675
-  _globals['_DIGESTMODELSTATEREQUEST']._serialized_start=1677
-  _globals['_DIGESTMODELSTATEREQUEST']._serialized_end=1739
-  _globals['_DIGESTMODELSTATERESPONSE']._serialized_start=1741
-  _globals['_DIGESTMODELSTATERESPONSE']._serialized_end=1825
-  _globals['_TRANSITIONSERVICE']._serialized_start=2119
-  _globals['_TRANSITIONSERVICE']._serialized_end=2582
+  _globals['_TRANSITION']._serialized_end=1157
+  _globals['_TRANSITION_SECONDSENTRY']._serialized_start=1111
+  _globals['_TRANSITION_SECONDSENTRY']._serialized_end=1157
+  _globals['_LINKBYTES']._serialized_start=1159
+  _globals['_LINKBYTES']._serialized_end=1250
+  _globals['_SHOWTRANSITIONREQUEST']._serialized_start=1252
+  _globals['_SHOWTRANSITIONREQUEST']._serialized_end=1343
+  _globals['_SHOWTRANSITIONRESPONSE']._serialized_start=1345
+  _globals['_SHOWTRANSITIONRESPONSE']._serialized_end=1412
+  _globals['_APPLYTRANSITIONREQUEST']._serialized_start=1414
+  _globals['_APPLYTRANSITIONREQUEST']._serialized_end=1510
+  _globals['_APPLYTRANSITIONRESPONSE']._serialized_start=1512
+  _globals['_APPLYTRANSITIONRESPONSE']._serialized_end=1580
+  _globals['_GETTRANSITIONREQUEST']._serialized_start=1582
+  _globals['_GETTRANSITIONREQUEST']._serialized_end=1643
+  _globals['_GETTRANSITIONRESPONSE']._serialized_start=1645
+  _globals['_GETTRANSITIONRESPONSE']._serialized_end=1711
+  _globals['_LISTTRANSITIONSREQUEST']._serialized_start=1713
+  _globals['_LISTTRANSITIONSREQUEST']._serialized_end=1753
+  _globals['_LISTTRANSITIONSRESPONSE']._serialized_start=1755
+  _globals['_LISTTRANSITIONSRESPONSE']._serialized_end=1824
+  _globals['_DIGESTMODELSTATEREQUEST']._serialized_start=1826
+  _globals['_DIGESTMODELSTATEREQUEST']._serialized_end=1888
+  _globals['_DIGESTMODELSTATERESPONSE']._serialized_start=1890
+  _globals['_DIGESTMODELSTATERESPONSE']._serialized_end=1974
+  _globals['_TRANSITIONSERVICE']._serialized_start=2268
+  _globals['_TRANSITIONSERVICE']._serialized_end=2731
 # @@protoc_insertion_point(module_scope)

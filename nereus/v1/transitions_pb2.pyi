@@ -214,6 +214,7 @@ class Transition(_message.Message):
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
     CREATED_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     transition_id: _builtins.str
     job_id: _builtins.str
     state: Global___TransitionState.ValueType
@@ -247,6 +248,10 @@ class Transition(_message.Message):
     def created(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
     def ended(self) -> _timestamp_pb2.Timestamp: ...
+    @_builtins.property
+    def links(self) -> _containers.RepeatedCompositeFieldContainer[Global___LinkBytes]:
+        """Of a dry run, the fullest first."""
+
     def __init__(
         self,
         *,
@@ -268,14 +273,49 @@ class Transition(_message.Message):
         error_message: _builtins.str = ...,
         created: _timestamp_pb2.Timestamp | None = ...,
         ended: _timestamp_pb2.Timestamp | None = ...,
+        links: _abc.Iterable[Global___LinkBytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created", b"created", "ended", b"ended", "plan", b"plan", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets", "bytes_moved", b"bytes_moved", "bytes_needed", b"bytes_needed", "created", b"created", "edges", b"edges", "ended", b"ended", "error_message", b"error_message", "error_reason", b"error_reason", "from_epoch", b"from_epoch", "job_id", b"job_id", "nodes", b"nodes", "peaks", b"peaks", "plan", b"plan", "seconds", b"seconds", "state", b"state", "step", b"step", "target", b"target", "transition_id", b"transition_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budgets", b"budgets", "bytes_moved", b"bytes_moved", "bytes_needed", b"bytes_needed", "created", b"created", "edges", b"edges", "ended", b"ended", "error_message", b"error_message", "error_reason", b"error_reason", "from_epoch", b"from_epoch", "job_id", b"job_id", "links", b"links", "nodes", b"nodes", "peaks", b"peaks", "plan", b"plan", "seconds", b"seconds", "state", b"state", "step", b"step", "target", b"target", "transition_id", b"transition_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Transition: _TypeAlias = Transition  # noqa: Y015
+
+@_typing.final
+class LinkBytes(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    DISTANCE_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """Devices; the same one for what stays on it and passes from process to process."""
+    target: _builtins.str
+    phase: _builtins.str
+    """"move": state that is nowhere else; "sync": weights from the units that train the model."""
+    bytes: _builtins.int
+    distance: _builtins.str
+    """"device", "node", "switch" or "far": how far apart they are."""
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        target: _builtins.str = ...,
+        phase: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        distance: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "distance", b"distance", "phase", b"phase", "source", b"source", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LinkBytes: _TypeAlias = LinkBytes  # noqa: Y015
 
 @_typing.final
 class ShowTransitionRequest(_message.Message):
@@ -283,7 +323,11 @@ class ShowTransitionRequest(_message.Message):
 
     JOB_ID_FIELD_NUMBER: _builtins.int
     TARGET_FIELD_NUMBER: _builtins.int
+    SPEC_JSON_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    """Of a running job, from the plan in force."""
+    spec_json: _builtins.str
+    """Without `job_id`: of a job as its file has it, from the file's plan."""
     @_builtins.property
     def target(self) -> _plan_pb2.Plan: ...
     def __init__(
@@ -291,10 +335,11 @@ class ShowTransitionRequest(_message.Message):
         *,
         job_id: _builtins.str = ...,
         target: _plan_pb2.Plan | None = ...,
+        spec_json: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "spec_json", b"spec_json", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -67,7 +67,7 @@ class TransitionServiceServicer:
     """
 
     def ShowTransition(self, request, context):
-        """What a transition would do; nothing is changed. Of a running job.
+        """What a transition would do, of a running job or of one that is only a file; nothing is changed.
         INVALID_PLAN; RESOURCE_EXHAUSTED names the device and the bytes.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -17,7 +17,7 @@ class TransitionServiceStub:
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     ShowTransition: _aio.UnaryUnaryMultiCallable[_transitions_pb2.ShowTransitionRequest, _transitions_pb2.ShowTransitionResponse]
-    """What a transition would do; nothing is changed. Of a running job.
+    """What a transition would do, of a running job or of one that is only a file; nothing is changed.
     INVALID_PLAN; RESOURCE_EXHAUSTED names the device and the bytes.
     """
     ApplyTransition: _aio.UnaryUnaryMultiCallable[_transitions_pb2.ApplyTransitionRequest, _transitions_pb2.ApplyTransitionResponse]
@@ -42,7 +42,7 @@ class TransitionServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _transitions_pb2.ShowTransitionRequest,
         context: _aio.ServicerContext[_transitions_pb2.ShowTransitionRequest, _abc.Awaitable[_transitions_pb2.ShowTransitionResponse]],
     ) -> _abc.Awaitable[_transitions_pb2.ShowTransitionResponse]:
-        """What a transition would do; nothing is changed. Of a running job.
+        """What a transition would do, of a running job or of one that is only a file; nothing is changed.
         INVALID_PLAN; RESOURCE_EXHAUSTED names the device and the bytes.
         """
 

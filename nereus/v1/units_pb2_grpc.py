@@ -190,13 +190,17 @@ class UnitServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SleepUnit(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Free what the unit holds on its devices, weights and KV cache; its requests are handed back as by DrainUnit with
+        DRAIN_RESUME. DEADLINE_EXCEEDED when they do not end: the unit serves on.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WakeUnit(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Take the devices again. The unit is as after PrepareUnit: it serves nothing until a version is pulled or loaded,
+        verified and committed.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

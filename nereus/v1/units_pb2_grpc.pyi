@@ -51,7 +51,13 @@ class UnitServiceStub:
     DigestState: _aio.UnaryUnaryMultiCallable[_units_pb2.DigestStateRequest, _units_pb2.DigestStateResponse]
     """The digest of the unit's logical state, the same for every layout that holds the same bits."""
     SleepUnit: _aio.UnaryUnaryMultiCallable[_units_pb2.SleepUnitRequest, _units_pb2.SleepUnitResponse]
+    """Free what the unit holds on its devices, weights and KV cache; its requests are handed back as by DrainUnit with
+    DRAIN_RESUME. DEADLINE_EXCEEDED when they do not end: the unit serves on.
+    """
     WakeUnit: _aio.UnaryUnaryMultiCallable[_units_pb2.WakeUnitRequest, _units_pb2.WakeUnitResponse]
+    """Take the devices again. The unit is as after PrepareUnit: it serves nothing until a version is pulled or loaded,
+    verified and committed.
+    """
     ReleaseUnit: _aio.UnaryUnaryMultiCallable[_units_pb2.ReleaseUnitRequest, _units_pb2.ReleaseUnitResponse]
     """Stop the unit's processes and free its devices. Also takes a unit that is not known: released is released."""
     ListUnits: _aio.UnaryUnaryMultiCallable[_units_pb2.ListUnitsRequest, _units_pb2.ListUnitsResponse]
@@ -158,14 +164,20 @@ class UnitServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _units_pb2.SleepUnitRequest,
         context: _aio.ServicerContext[_units_pb2.SleepUnitRequest, _abc.Awaitable[_units_pb2.SleepUnitResponse]],
-    ) -> _abc.Awaitable[_units_pb2.SleepUnitResponse]: ...
+    ) -> _abc.Awaitable[_units_pb2.SleepUnitResponse]:
+        """Free what the unit holds on its devices, weights and KV cache; its requests are handed back as by DrainUnit with
+        DRAIN_RESUME. DEADLINE_EXCEEDED when they do not end: the unit serves on.
+        """
 
     @_abc_1.abstractmethod
     def WakeUnit(
         self,
         request: _units_pb2.WakeUnitRequest,
         context: _aio.ServicerContext[_units_pb2.WakeUnitRequest, _abc.Awaitable[_units_pb2.WakeUnitResponse]],
-    ) -> _abc.Awaitable[_units_pb2.WakeUnitResponse]: ...
+    ) -> _abc.Awaitable[_units_pb2.WakeUnitResponse]:
+        """Take the devices again. The unit is as after PrepareUnit: it serves nothing until a version is pulled or loaded,
+        verified and committed.
+        """
 
     @_abc_1.abstractmethod
     def ReleaseUnit(

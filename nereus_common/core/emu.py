@@ -1,6 +1,6 @@
 """The life of an Elastic Model Unit: one complete replica of a model-stage.
 
-    PREPARING ──► PREPARED ──► LOADING ──► LOADED ──► ACTIVE ◄──► ASLEEP
+    PREPARING ──► PREPARED ──► LOADING ──► LOADED ──► ACTIVE ──► ASLEEP ──► PREPARED
                                   ▲           ▲          │
                                   └───────────┴── UPDATING (a new version is being pulled)
                                                 ACTIVE ◄──► OFFERING ──► DRAINED (parts of its state are gone)
@@ -64,12 +64,12 @@ NEXT: dict[tuple[Phase, Event], Phase] = {
     (Phase.LOADING, Event.LOADED): Phase.LOADED,
     (Phase.LOADING, Event.LOAD_FAILED): Phase.PREPARED,
     (Phase.LOADED, Event.COMMITTED): Phase.ACTIVE,
+    (Phase.LOADED, Event.LOAD_STARTED): Phase.LOADING,  # whoever had loaded it was killed before it committed
     (Phase.ACTIVE, Event.UPDATE_STARTED): Phase.UPDATING,
     (Phase.UPDATING, Event.UPDATED): Phase.LOADED,
     (Phase.UPDATING, Event.UPDATE_FAILED): Phase.ACTIVE,
     (Phase.ACTIVE, Event.SLEPT): Phase.ASLEEP,
-    (Phase.ASLEEP, Event.WOKEN): Phase.ACTIVE,
-    (Phase.ASLEEP, Event.LOAD_STARTED): Phase.LOADING,
+    (Phase.ASLEEP, Event.WOKEN): Phase.PREPARED,  # what it held is gone: it serves nothing until it is filled again
     (Phase.ACTIVE, Event.OFFERED): Phase.OFFERING,
     (Phase.OFFERING, Event.WITHDRAWN): Phase.ACTIVE,
     (Phase.OFFERING, Event.DROPPED): Phase.DRAINED,

@@ -19,6 +19,8 @@ TRAINING_PROCESS = 600 << 20
 """Interpreter, torch, communicators and transport of a torch worker on CPU; measured 0.45–0.55 GiB resident."""
 GENERATION_PROCESS = 2600 << 20
 """Engine host, EngineCore and worker of one vLLM rank on CPU, without weights and KV cache."""
+GENERATION_HOST = 700 << 20
+"""Engine host alone, which stays when the unit sleeps; measured 0.45 GiB proportional, 0.7 GiB resident."""
 STAGING = 256 << 20
 """One bucket in flight, and its staged copy."""
 RESPONSE_SHARE = 0.5

@@ -69,7 +69,7 @@ def transition_from_json(text: str) -> TransitionRecord:
     data |= {name: tuple(data[name]) for name in ("units", "kept")}
     data["state"] = TransitionState(data["state"])
     data["nodes"] = tuple(NodeState(node) for node in data["nodes"])
-    data["rounds"] = {int(node): number for node, number in data["rounds"].items()}
+    data |= {name: {int(node): value for node, value in data[name].items()} for name in ("rounds", "digests")}
     return TransitionRecord(**data)
 
 

@@ -110,8 +110,8 @@ class TransitionRecord:
     """A transition as its journal has it. Times in seconds since the Unix epoch, `seconds` by phase.
 
     `nodes`: the state of each node of its DAG, by id; `dag_json`: that DAG, for readers. `units`: what it has made or
-    begun to make; `kept`: what stays as it is; `rounds`: how many rounds of an in-place move are durable, by node.
-    `step`: the version it ran at, -1 before.
+    begun to make; `kept`: what stays as it is; `rounds`: how many rounds of an in-place move are durable, by node;
+    `digests`: by node and kind, what its old units held while they were whole. `step`: the version it ran at, or -1.
     """
 
     id: TransitionId
@@ -126,6 +126,7 @@ class TransitionRecord:
     units: tuple[UnitId, ...] = ()
     kept: tuple[UnitId, ...] = ()
     rounds: Mapping[int, int] = field(default_factory=dict)
+    digests: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     step: int = -1
     bytes_moved: int = 0
     bytes_needed: int = 0

@@ -123,18 +123,21 @@ class Units:
     async def pull(self, unit: UnitId, epoch: int, order: PullOrder) -> Sequence[RankPulled]:
         """Stage a version. What the unit serves does not change, so a failure leaves the unit as it was.
 
+        Whoever began a sync may have been killed at any point of it: another begins wherever that one stopped.
+
         With `order.state`: fill a unit that serves nothing, part by part. It keeps what a failed part brought.
         """
         entry = self._entry(unit, epoch)
         async with self._operation(entry):
             if order.state:
                 return await self._fill(entry, order)
-            first = entry.unit.phase is Phase.PREPARED
-            entry.apply(Event.LOAD_STARTED if first else Event.UPDATE_STARTED)
+            if entry.unit.phase not in (Phase.LOADING, Phase.UPDATING):
+                first = entry.unit.phase in (Phase.PREPARED, Phase.LOADED)
+                entry.apply(Event.LOAD_STARTED if first else Event.UPDATE_STARTED)
             try:
                 return await entry.host.pull(order)
-            except NereusError:
-                entry.failed(Event.LOAD_FAILED if first else Event.UPDATE_FAILED)
+            except BaseException:
+                entry.failed(Event.LOAD_FAILED if entry.unit.phase is Phase.LOADING else Event.UPDATE_FAILED)
                 raise
 
     async def _fill(self, entry: Entry, order: PullOrder) -> Sequence[RankPulled]:
@@ -142,7 +145,7 @@ class Units:
             entry.apply(Event.LOAD_STARTED)
         try:
             return await entry.host.pull(order)
-        except NereusError:
+        except BaseException:
             entry.failed(Event.LOAD_FAILED)
             raise
 
@@ -216,9 +219,17 @@ class Units:
     async def sleep(self, unit: UnitId, epoch: int, timeout: float) -> None:
         entry = self._entry(unit, epoch)
         async with self._operation(entry):
-            if entry.unit.phase is not Phase.ASLEEP:
-                entry.apply(Event.SLEPT)
+            if entry.unit.phase is Phase.ASLEEP:
+                return
+            before = entry.unit
+            entry.apply(Event.SLEPT)
+            try:
                 await entry.host.sleep(timeout)
+            except NereusError:
+                if entry.lost is None:
+                    entry.unit = before  # something kept it awake
+                raise
+            entry.staged = -1
 
     async def wake(self, unit: UnitId, epoch: int, timeout: float) -> None:
         entry = self._entry(unit, epoch)

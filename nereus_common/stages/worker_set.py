@@ -20,6 +20,10 @@ class WorkerSet:
         self._stopped = False
 
     @property
+    def specs(self) -> Sequence[WorkerSpec]:
+        return self._specs
+
+    @property
     def pids(self) -> Sequence[int]:
         return [worker.pid for worker in self._workers]
 

@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from nereus_common.core.errors import InvalidInput, UnsupportedByEngine
 from nereus_common.core.ids import Head, TensorName
+from nereus_common.state.families import FAMILIES, GATE_UP_DOWN, ExpertNames, Family
 
 EMBEDDING = TensorName("model.embed_tokens.weight")
 FINAL_NORM = TensorName("model.norm.weight")
@@ -52,7 +53,7 @@ class Home(StrEnum):
 @dataclass(frozen=True, slots=True)
 class LogicalTensor:
     """One tensor as the checkpoint names it. `units`: of how many indivisible parts (heads, columns, rows) the
-    dimension that tp cuts is made. `layer` is set when `home` is LAYER."""
+    dimension that tp cuts is made. `layer` is set when `home` is LAYER, `expert` for a matrix of one routed expert."""
 
     name: TensorName
     shape: tuple[int, ...]
@@ -60,6 +61,7 @@ class LogicalTensor:
     home: Home
     units: int = 1
     layer: int | None = None
+    expert: int | None = None
 
     @property
     def elements(self) -> int:
@@ -67,28 +69,19 @@ class LogicalTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """What a `model_type` fixes. A str names the config field that decides; `head_dim` is the config class's default,
-    None meaning hidden_size / num_attention_heads."""
+class Experts:
+    """Of a model with sparse layers: how many experts each of `layers` has, and their width. `shared_ffn`: of the
+    expert that sees every token, 0 where there is none."""
 
-    qkv_bias: bool | str = False
-    output_bias: bool | str = False
-    mlp_bias: bool | str = False
-    qk_norm: bool = False
-    head_dim: int | None = None
-
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias"),
-    "mistral": Family(),
-    "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(qkv_bias="attention_bias", output_bias="attention_bias", qk_norm=True, head_dim=128),
-}
+    count: int
+    ffn: int
+    layers: tuple[int, ...]
+    shared_ffn: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """All numbers of a dense decoder that decide its tensors; field names in errors are those of config.json.
+    """All numbers of a decoder that decide its tensors; field names in errors are those of config.json.
 
     With head SCORE one row, `score.weight` [1, hidden], stands where `lm_head.weight` would; nothing is tied to it.
     """
@@ -107,6 +100,7 @@ class ModelShape:
     mlp_bias: bool = False
     qk_norm: bool = False
     head: Head = Head.LM
+    experts: Experts | None = None
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], head: Head = Head.LM) -> Self:
@@ -136,17 +130,23 @@ class ModelShape:
             kv_heads=kv_heads,
             head_dim=_positive({"head_dim": family.head_dim or hidden // heads, **optional}, "head_dim"),
             vocabulary=_positive(config, "vocab_size"),
-            tied=bool(config.get("tie_word_embeddings", False)) and head is Head.LM,
+            tied=bool(config.get("tie_word_embeddings", family.tied)) and head is Head.LM,
             qkv_bias=_flag(config, family.qkv_bias),
             output_bias=_flag(config, family.output_bias),
             mlp_bias=_flag(config, family.mlp_bias),
             qk_norm=family.qk_norm,
             head=head,
+            experts=None if family.experts is None else _experts(config, family.experts),
         )
 
     def tensors(self) -> Mapping[TensorName, LogicalTensor]:
         """Every parameter, in model order. A tied head is not among them: it is the embedding."""
         return _tensors(self)
+
+    @property
+    def has_dense_layers(self) -> bool:
+        """Whether some layer has a feed-forward block of width `ffn`."""
+        return self.experts is None or len(self.experts.layers) < self.layers
 
     @property
     def parameters(self) -> int:
@@ -180,7 +180,7 @@ def _family(config: Mapping[str, Any]) -> Family:
     if model_type not in FAMILIES:
         raise UnsupportedByEngine(
             f"config.model_type {model_type!r} has no layout rules",
-            remedy=f"supported dense models: {', '.join(sorted(FAMILIES))}",
+            remedy=f"there are rules for {', '.join(sorted(FAMILIES))}",
             field="config.model_type",
         )
     if config.get("quantization_config") is not None:
@@ -190,6 +190,24 @@ def _family(config: Mapping[str, Any]) -> Family:
             field="config.quantization_config",
         )
     return FAMILIES[str(model_type)]
+
+
+def _experts(config: Mapping[str, Any], names: ExpertNames) -> Experts:
+    if config.get("n_shared_experts") and names.shared_ffn is None:
+        raise UnsupportedByEngine(
+            f"config.n_shared_experts is {config['n_shared_experts']}: {config['model_type']} has no shared experts",
+            remedy="check config.json",
+            field="config.n_shared_experts",
+        )
+    layers = range(_positive(config, "num_hidden_layers"))
+    step = _positive({"decoder_sparse_step": 1, **config}, "decoder_sparse_step") if names.dense_layers else 1
+    dense = set(config.get("mlp_only_layers") or ()) if names.dense_layers else set()
+    return Experts(
+        count=_positive(config, next((field for field in names.count if field in config), names.count[0])),
+        ffn=_positive(config, names.ffn),
+        layers=tuple(layer for layer in layers if (layer + 1) % step == 0 and layer not in dense),
+        shared_ffn=0 if names.shared_ffn is None else _positive(config, names.shared_ffn),
+    )
 
 
 def _positive(config: Mapping[str, Any], field: str) -> int:
@@ -220,26 +238,73 @@ def _tensors(model: ModelShape) -> Mapping[TensorName, LogicalTensor]:
 
 
 def _layer_tensors(model: ModelShape, layer: int) -> Iterator[LogicalTensor]:
-    def tensor(name: str, shape: tuple[int, ...], rule: Rule = Rule.REPLICATED, units: int = 1) -> LogicalTensor:
-        return LogicalTensor(TensorName(f"model.layers.{layer}.{name}"), shape, rule, Home.LAYER, units, layer)
+    family = FAMILIES[model.model_type]
+    for name, shape, rule, units, expert in _within_layer(model, family, layer):
+        full = TensorName(f"model.layers.{layer}.{name}")
+        yield LogicalTensor(full, shape, rule, Home.LAYER, units, layer, expert)
 
+
+_Row = tuple[str, tuple[int, ...], Rule, int, int | None]
+"""(name within its layer, shape, rule, units, expert)"""
+
+
+def _within_layer(model: ModelShape, family: Family, layer: int) -> Iterator[_Row]:
     queries, keys = model.query_heads * model.head_dim, model.kv_heads * model.head_dim
-    linears = (
-        ("self_attn.q_proj", queries, model.hidden, Rule.COLUMN, model.query_heads, model.qkv_bias),
-        ("self_attn.k_proj", keys, model.hidden, Rule.KV_HEAD, model.kv_heads, model.qkv_bias),
-        ("self_attn.v_proj", keys, model.hidden, Rule.KV_HEAD, model.kv_heads, model.qkv_bias),
-        ("self_attn.o_proj", model.hidden, queries, Rule.ROW, model.query_heads, model.output_bias),
-        ("mlp.gate_proj", model.ffn, model.hidden, Rule.COLUMN, model.ffn, model.mlp_bias),
-        ("mlp.up_proj", model.ffn, model.hidden, Rule.COLUMN, model.ffn, model.mlp_bias),
-        ("mlp.down_proj", model.hidden, model.ffn, Rule.ROW, model.ffn, model.mlp_bias),
-    )
-    yield tensor("input_layernorm.weight", (model.hidden,))
-    for name, outputs, inputs, rule, units, bias in linears:
-        yield tensor(f"{name}.weight", (outputs, inputs), rule, units)
-        if bias:  # a row-parallel layer's bias is added once, after the sum over ranks: no rank has only a part of it
-            row = rule is Rule.ROW
-            yield tensor(f"{name}.bias", (outputs,), Rule.REPLICATED if row else rule, 1 if row else units)
+    before, *behind = (_whole(f"{norm}.weight", model.hidden) for norm in family.norms)
+    yield before
+    for name, outputs, inputs, rule, units, bias in (
+        ("q_proj", queries, model.hidden, Rule.COLUMN, model.query_heads, model.qkv_bias),
+        ("k_proj", keys, model.hidden, Rule.KV_HEAD, model.kv_heads, model.qkv_bias),
+        ("v_proj", keys, model.hidden, Rule.KV_HEAD, model.kv_heads, model.qkv_bias),
+        ("o_proj", model.hidden, queries, Rule.ROW, model.query_heads, model.output_bias),
+    ):
+        yield from _linear(f"self_attn.{name}", (outputs, inputs), rule, units, bias)
+    if model.experts is not None and layer in model.experts.layers and family.experts is not None:
+        yield from _sparse(model, model.experts, family.experts)
+    else:
+        yield from _feed_forward("mlp", GATE_UP_DOWN, model.hidden, model.ffn, model.mlp_bias)
     if model.qk_norm:
-        yield tensor("self_attn.q_norm.weight", (model.head_dim,))
-        yield tensor("self_attn.k_norm.weight", (model.head_dim,))
-    yield tensor("post_attention_layernorm.weight", (model.hidden,))
+        yield _whole("self_attn.q_norm.weight", model.head_dim)
+        yield _whole("self_attn.k_norm.weight", model.head_dim)
+    yield from behind
+
+
+def _sparse(model: ModelShape, experts: Experts, names: ExpertNames) -> Iterator[_Row]:
+    """Router and shared expert are on every rank, whatever ep: classified by their names, not by a framework's flag."""
+    yield _whole(f"{names.block}.gate.weight", experts.count, model.hidden)
+    for expert in range(experts.count):
+        block = f"{names.block}.experts.{expert}"
+        yield from _feed_forward(block, names.projections, model.hidden, experts.ffn, expert=expert)
+    if experts.shared_ffn:
+        yield from _feed_forward(f"{names.block}.shared_expert", GATE_UP_DOWN, model.hidden, experts.shared_ffn)
+        yield _whole(f"{names.block}.shared_expert_gate.weight", 1, model.hidden)
+
+
+def _feed_forward(
+    block: str,
+    projections: tuple[str, str, str],
+    hidden: int,
+    ffn: int,
+    bias: bool = False,
+    expert: int | None = None,
+) -> Iterator[_Row]:
+    gate, up, down = projections
+    for name, shape, rule in (
+        (gate, (ffn, hidden), Rule.COLUMN),
+        (up, (ffn, hidden), Rule.COLUMN),
+        (down, (hidden, ffn), Rule.ROW),
+    ):
+        yield from _linear(f"{block}.{name}", shape, rule, ffn, bias, expert)
+
+
+def _linear(
+    name: str, shape: tuple[int, int], rule: Rule, units: int, bias: bool, expert: int | None = None
+) -> Iterator[_Row]:
+    yield f"{name}.weight", shape, rule, units, expert
+    if bias:  # a row-parallel layer's bias is added once, after the sum over ranks: no rank has only a part of it
+        row = rule is Rule.ROW
+        yield f"{name}.bias", shape[:1], Rule.REPLICATED if row else rule, 1 if row else units, expert
+
+
+def _whole(name: str, *shape: int) -> _Row:
+    return name, shape, Rule.REPLICATED, 1, None

@@ -4,6 +4,8 @@ TRAINING is torch: DTensor over tp, then FSDP2 over fs on dimension 0 of what tp
 does (chunks of ⌈n/parts⌉, later ranks may get less or nothing). Inference units use it too.
 GENERATION is vLLM: KV heads shared when tp exceeds them, the vocabulary padded to a multiple of 64 and cut evenly;
 padding is nobody's state and appears in no box.
+
+Experts (see `experts`): torch.chunk of them over ep in TRAINING, vLLM's linear placement in GENERATION.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from nereus_common.core.ids import Head, Stage
 from nereus_common.core.layout import Layout
 from nereus_common.core.transfer import Box
 from nereus_common.state.architecture import LogicalTensor, ModelShape
+from nereus_common.state.experts import chunked_experts, even_experts, expert_degrees
 
 VOCABULARY_PADDING = 64
 
@@ -80,7 +83,11 @@ class Convention:
     vocabulary: Cut
     replicated: Cut
     layer_counts: Callable[[Layout, int], tuple[int, ...]]
+    experts: Callable[[int, int, int], range]
+    """(experts of a layer, ep, expert-parallel index) → those that the ranks of this index hold."""
     max_fs: int | None = None
+    whole_experts: bool = False
+    """Whether ep is all or nothing: 1, or as many as a pipeline stage has ranks."""
     refuses: Callable[[ModelShape], str] | None = None
 
     def cut(self, tensor: LogicalTensor, parts: int, index: int) -> Box:
@@ -89,14 +96,15 @@ class Convention:
         return cut(tensor, parts, index)
 
     def allowed_tp(self, model: ModelShape) -> tuple[int, ...]:
-        """Every tensor-parallel degree this model can run at, ascending."""
-        return tuple(tp for tp in range(1, model.query_heads + 1) if not self._tp_fault(model, tp))
+        """Every tensor-parallel degree this model can run at without expert parallelism, ascending."""
+        degrees = (Layout(tp=tp) for tp in range(1, model.query_heads + 1))
+        return tuple(layout.tp for layout in degrees if not self._tp_fault(model, layout))
 
     def check(self, model: ModelShape, layout: Layout) -> None:
         """Raise InvalidPlan or UnsupportedByEngine, naming field, value and remedy, when `layout` cannot be run."""
         if self.refuses is not None and (unfit := self.refuses(model)):
             raise UnsupportedByEngine(unfit, field="config", remedy="use another generation engine")
-        if fault := self._tp_fault(model, layout.tp):
+        if fault := self._tp_fault(model, layout):
             field, value, kind = fault
             allowed = ", ".join(map(str, self.allowed_tp(model)))
             raise kind(
@@ -109,15 +117,37 @@ class Convention:
             raise UnsupportedByEngine(
                 f"{self.name} cannot run fs{layout.fs}", remedy=f"fs can be {self.max_fs}", field="layout.fs"
             )
-        if layout.ep > 1:
-            raise InvalidPlan(f"ep{layout.ep}: the model has no experts", remedy="ep can be 1", field="layout.ep")
+        self._check_ep(model, layout)
         self.layer_counts(layout, model.layers)
 
-    def _tp_fault(self, model: ModelShape, tp: int) -> tuple[str, int, type[InvalidPlan | UnsupportedByEngine]] | None:
+    def _check_ep(self, model: ModelShape, layout: Layout) -> None:
+        if layout.ep > 1 and model.experts is None:
+            raise InvalidPlan(f"ep{layout.ep}: the model has no experts", remedy="ep can be 1", field="layout.ep")
+        if model.experts is not None and layout.ep > model.experts.count:
+            raise InvalidPlan(
+                f"ep{layout.ep}: the model has {model.experts.count} experts in a layer",
+                remedy=f"ep can be at most {model.experts.count}",
+                field="layout.ep",
+            )
+        if self.whole_experts and layout.ep not in (1, layout.tp * layout.fs):
+            raise UnsupportedByEngine(
+                f"{self.name} cannot run ep{layout.ep} on tp{layout.tp}: it cuts every expert over tp, or none",
+                remedy=f"ep can be 1 or {layout.tp * layout.fs}",
+                field="layout.ep",
+            )
+
+    def _tp_fault(
+        self, model: ModelShape, layout: Layout
+    ) -> tuple[str, int, type[InvalidPlan | UnsupportedByEngine]] | None:
+        tp, experts = layout.tp, model.experts
         if model.query_heads % tp:
             return "num_attention_heads", model.query_heads, InvalidPlan
-        if model.ffn % tp:
+        if model.has_dense_layers and model.ffn % tp:
             return "intermediate_size", model.ffn, InvalidPlan
+        if experts is not None and experts.ffn % expert_degrees(layout)[0]:
+            return "the width of an expert", experts.ffn, InvalidPlan
+        if experts is not None and experts.shared_ffn % tp:
+            return "shared_expert_intermediate_size", experts.shared_ffn, InvalidPlan
         if model.kv_heads % tp and (tp < model.kv_heads or tp % model.kv_heads):
             return "num_key_value_heads", model.kv_heads, InvalidPlan
         if model.kv_heads % tp and self.kv_head is not shared_heads:
@@ -164,6 +194,7 @@ TRAINING = Convention(
     vocabulary=rows,
     replicated=whole,
     layer_counts=even_layers,
+    experts=chunked_experts,
 )
 
 GENERATION = Convention(
@@ -174,7 +205,9 @@ GENERATION = Convention(
     vocabulary=padded_rows,
     replicated=whole,
     layer_counts=vllm_layers,
+    experts=even_experts,
     max_fs=1,
+    whole_experts=True,
     refuses=_unfit_for_vllm,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from nereus_common.core.ids import TensorName
@@ -11,6 +12,7 @@ from nereus_common.core.transfer import Box
 from nereus_common.state.architecture import Home, LogicalTensor, ModelShape, Rule
 from nereus_common.state.boxes import Region, difference, union
 from nereus_common.state.conventions import Convention, chunk
+from nereus_common.state.experts import Share, dense_share, expert_share
 
 RankBoxes = Mapping[TensorName, Region]
 """What one rank holds: disjoint boxes per tensor; `()` where its stage has the tensor and its share is empty."""
@@ -29,30 +31,12 @@ def shard_boxes(
 ) -> dict[TensorName, Region]:
     """The boxes of `rank`, in model order, for the parameters or for the given `tensors` (an optimizer's).
 
-    Tensors of other pipeline stages are absent. Raises what `Convention.check` raises.
+    Tensors of other pipeline stages, and experts of other ranks, are absent. Raises what `Convention.check` raises.
     """
     convention.check(model, layout)
-    place = layout.coordinate(rank)
-    layers = layers_of(model, layout, place.pp, convention)
-    return {
-        name: _share(tensor, layout, place, convention)
-        for name, tensor in (model.tensors() if tensors is None else tensors).items()
-        if _is_home(tensor, layout, place.pp, layers)
-    }
-
-
-def _is_home(tensor: LogicalTensor, layout: Layout, stage: int, layers: range) -> bool:
-    if tensor.home is Home.LAYER:
-        return tensor.layer in layers
-    first, last = stage == 0, stage == layout.pp - 1
-    return (first and tensor.home is not Home.LAST) or (last and tensor.home is not Home.FIRST)
-
-
-def _share(tensor: LogicalTensor, layout: Layout, place: Coordinate, convention: Convention) -> Region:
-    box = convention.cut(tensor, layout.tp, place.tp)
-    if tensor.shape:  # a 0-d tensor cannot be cut: every rank of the stage has it
-        box = chunk(box, 0, layout.fs, place.fs)
-    return (box,) if box.elements else ()
+    return _shard(
+        model, layout, layout.coordinate(rank), convention, model.tensors() if tensors is None else tensors, {}
+    )
 
 
 def unit_boxes(
@@ -62,8 +46,57 @@ def unit_boxes(
     *,
     tensors: Mapping[TensorName, LogicalTensor] | None = None,
 ) -> tuple[dict[TensorName, Region], ...]:
-    """`shard_boxes` of every rank of a unit, in rank order."""
-    return tuple(shard_boxes(model, layout, rank, convention, tensors=tensors) for rank in range(layout.ranks))
+    """`shard_boxes` of every rank of a unit, in rank order; equal regions are one object."""
+    convention.check(model, layout)
+    wanted = model.tensors() if tensors is None else tensors
+    known: dict[_Cut, Region] = {}
+    return tuple(
+        _shard(model, layout, layout.coordinate(rank), convention, wanted, known) for rank in range(layout.ranks)
+    )
+
+
+_Cut = tuple[Rule, tuple[int, ...], int, tuple[int, int], tuple[int, int]]
+"""All that a region follows from: rule, shape and units of its tensor, its rank's (part, parts) over tp and over fs."""
+
+
+def _shard(
+    model: ModelShape,
+    layout: Layout,
+    place: Coordinate,
+    convention: Convention,
+    tensors: Mapping[TensorName, LogicalTensor],
+    known: dict[_Cut, Region],
+) -> dict[TensorName, Region]:
+    layers = layers_of(model, layout, place.pp, convention)
+    dense, (index, shared) = dense_share(layout, place), expert_share(layout, place)
+    experts = range(0) if model.experts is None else convention.experts(model.experts.count, layout.ep, index)
+    boxes: dict[TensorName, Region] = {}
+    for name, tensor in tensors.items():
+        if not _is_home(tensor, layout, place.pp, layers):
+            continue
+        if tensor.expert is not None and tensor.expert not in experts:
+            continue
+        share = dense if tensor.expert is None else shared
+        key = (tensor.rule, tensor.shape, tensor.units, share.tp, share.fs)
+        if key not in known:
+            known[key] = _region(tensor, share, convention)
+        boxes[name] = known[key]
+    return boxes
+
+
+def _is_home(tensor: LogicalTensor, layout: Layout, stage: int, layers: range) -> bool:
+    if tensor.home is Home.LAYER:
+        return tensor.layer in layers
+    first, last = stage == 0, stage == layout.pp - 1
+    return (first and tensor.home is not Home.LAST) or (last and tensor.home is not Home.FIRST)
+
+
+def _region(tensor: LogicalTensor, share: Share, convention: Convention) -> Region:
+    (part, parts), (shard, shards) = share.tp, share.fs
+    box = convention.cut(tensor, parts, part)
+    if tensor.shape:  # a 0-d tensor cannot be cut: every rank of the stage has it
+        box = chunk(box, 0, shards, shard)
+    return (box,) if box.elements else ()
 
 
 def owned_boxes(ranks: Sequence[RankBoxes]) -> tuple[dict[TensorName, Region], ...]:
@@ -105,7 +138,7 @@ def optimizer_tensors(
 
 
 def _slot(parameter: LogicalTensor, slot: str, shape: tuple[int, ...], rule: Rule, units: int) -> LogicalTensor:
-    return LogicalTensor(slot_name(parameter.name, slot), shape, rule, parameter.home, units, parameter.layer)
+    return replace(parameter, name=slot_name(parameter.name, slot), shape=shape, rule=rule, units=units)
 
 
 def whole_boxes(tensors: Mapping[TensorName, LogicalTensor]) -> dict[TensorName, Region]:

@@ -1,54 +1,30 @@
 """Transfer programs: who sends which box to whom, so that every lacking byte arrives once.
 
-Pure and deterministic: the program depends on what is held and needed, not on the order in which it is listed.
+Pure and deterministic: the program depends on what is held and needed, not on the order in which it is listed. What is
+worked out once per geometry: the boxes and their holders (`pieces`). What is worked out per tensor, because tensors
+share the links: the senders.
 """
 
 from __future__ import annotations
 
-import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
-from nereus_common.core.errors import InvalidInput, NotFound
-from nereus_common.core.ids import DeviceId, TensorName
-from nereus_common.core.transfer import Box, RankRef, Transfer, TransferProgram
-from nereus_common.state.boxes import cells, coalesce, cut, difference
+import numpy as np
+from numpy.typing import NDArray
+
+from nereus_common.core.errors import InvalidInput
+from nereus_common.core.transfer import Columns, TransferProgram
+from nereus_common.state.box_arrays import BoxArray, Integers, concatenate, cut, join, spread
+from nereus_common.state.boxes import elements
+from nereus_common.state.distance import Distance, anywhere
 from nereus_common.state.dtypes import item_bytes
+from nereus_common.state.holdings import Holdings, Survey, survey
+from nereus_common.state.pieces import Pieces, RankSets, pieces_of
+from nereus_common.state.senders import balanced, nearest
 
 BUCKET_BYTES = 256 << 20
 SPREAD_BYTES = 16 << 20
 """Where several ranks can send a box equally well, it is cut this small, so that they share the work."""
-
-Holdings = Mapping[RankRef, Mapping[TensorName, Sequence[Box]]]
-Distance = Callable[[RankRef, RankRef], int]
-"""(source, target) → how far apart; the nearest holder sends."""
-
-
-def anywhere(source: RankRef, target: RankRef) -> int:
-    """All ranks equally far apart."""
-    return 0
-
-
-def device_distance(devices: Mapping[RankRef, DeviceId]) -> Distance:
-    """0 on the same device, 1 on the same node, 2 between nodes."""
-
-    def distance(source: RankRef, target: RankRef) -> int:
-        here, there = devices[source], devices[target]
-        return 0 if here == there else 1 if here.node == there.node else 2
-
-    return distance
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A box that a target lacks, and the ranks that could send all of it, nearest only."""
-
-    target: RankRef
-    tensor: TensorName
-    box: Box
-    candidates: tuple[RankRef, ...]
 
 
 def compile_program(
@@ -69,130 +45,138 @@ def compile_program(
     size = item_bytes(wire_dtype)
     if bucket_bytes < size:
         raise InvalidInput(f"bucket_bytes is {bucket_bytes}, one {wire_dtype} has {size}", field="bucket_bytes")
-    known = _Sources(sources)
-    lacking = _lacking(targets, sources, held or {})
-    pieces = [
-        piece
-        for target, name, box in lacking
-        for piece in _pieces(target, name, box, known, distance, size, bucket_bytes)
-    ]
-    transfers = _bucketed(_assign(pieces), bucket_bytes // size)
-    return TransferProgram(tuple(transfers), wire_dtype, size)
+    found, sets = survey(targets, sources, held or {}), RankSets()
+    near = nearest(pieces_of(found, sets), sets, found.ranks, distance)
+    pieces = _cut(near, sets, bucket_bytes // size, max(1, min(bucket_bytes, SPREAD_BYTES) // size))
+    moves = _joined(_moves(pieces, sets, found), bucket_bytes // size)
+    return TransferProgram(_columns(moves, found, bucket_bytes // size), wire_dtype, size)
 
 
 def bytes_needed(targets: Holdings, *, held: Holdings | None = None, wire_dtype: str) -> int:
     """What the targets lack, in the wire dtype: no padding, a tied tensor once per rank."""
-    return sum(box.elements for _, _, box in _lacking(targets, {}, held or {})) * item_bytes(wire_dtype)
+    found = survey(targets, {}, held or {})
+    sizes: dict[int, int] = {}
+    needed = 0
+    for geometry in found.geometries:
+        for region in geometry.lacking[:, 1].tolist():
+            if region not in sizes:
+                sizes[region] = elements(found.regions[region])
+            needed += sizes[region] * len(geometry.tensors)
+    return needed * item_bytes(wire_dtype)
 
 
-def _lacking(targets: Holdings, sources: Holdings, held: Holdings) -> list[tuple[RankRef, TensorName, Box]]:
-    """Every box to be received, by target in model order."""
-    result = []
-    for target in sorted(targets):
-        for name in sorted(targets[target], key=_model_order):
-            has = (*held.get(target, {}).get(name, ()), *sources.get(target, {}).get(name, ()))
-            result += [(target, name, box) for box in difference(targets[target][name], has)]
-    return result
+@dataclass(frozen=True, slots=True)
+class _Moves:
+    """Columns, one row per transfer; `box` is a row of `boxes`."""
+
+    tensor: Integers
+    target: Integers
+    source: Integers
+    box: Integers
+    boxes: BoxArray
 
 
-def _model_order(name: TensorName) -> tuple[tuple[int, int | str], ...]:
-    """Names in order, numbers in them as numbers: layer 2 before layer 10."""
-    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", name) if part)
+def _cut(pieces: Pieces, sets: RankSets, limit: int, spread_limit: int) -> Pieces:
+    """Neighbours with the same holders joined, and cut to the size in which they are sent."""
+    boxes, rows = _join_crowded(pieces.boxes, (pieces.geometry, pieces.target, pieces.holders))
+    joined = pieces.with_boxes(boxes, rows)
+    limits = np.where(sets.sizes[joined.holders] > 1, spread_limit, limit) if len(joined) else joined.holders
+    return joined.with_boxes(*cut(boxes, limits))
 
 
-class _Sources:
-    """Who holds what. Layers repeat their geometry, so answers are remembered by geometry and box."""
-
-    def __init__(self, sources: Holdings) -> None:
-        holders: dict[TensorName, dict[Box, list[RankRef]]] = defaultdict(lambda: defaultdict(list))
-        for rank in sorted(sources):
-            for name, region in sources[rank].items():
-                for box in region:
-                    holders[name][box].append(rank)
-        numbers: dict[tuple[tuple[Box, tuple[RankRef, ...]], ...], int] = {}
-        self._geometry = {
-            name: numbers.setdefault(tuple((box, tuple(ranks)) for box, ranks in by_box.items()), len(numbers))
-            for name, by_box in holders.items()
-        }
-        self._shapes = tuple(numbers)
-        self._known: dict[tuple[int, Box], tuple[tuple[Box, tuple[RankRef, ...]], ...]] = {}
-
-    def cells(self, name: TensorName, box: Box) -> tuple[tuple[Box, tuple[RankRef, ...]], ...]:
-        """`box` cut so that each part is held whole by the ranks named with it, or by none."""
-        if name not in self._geometry:
-            return ((box, ()),)
-        key = (self._geometry[name], box)
-        if key not in self._known:
-            near = [(held, ranks) for held, ranks in self._shapes[key[0]] if held.intersect(box)]
-            self._known[key] = tuple(
-                (cell, tuple(sorted({rank for held, ranks in near if held.contains(cell) for rank in ranks})))
-                for cell in cells(box, [held for held, _ in near])
-            )
-        return self._known[key]
+def _moves(pieces: Pieces, sets: RankSets, found: Survey) -> _Moves:
+    """Every piece of every tensor of its geometry, with its sender."""
+    counts = np.array([len(geometry.tensors) for geometry in found.geometries], np.int64)
+    tensors = np.concatenate([geometry.tensors for geometry in found.geometries] or [counts])
+    first = np.cumsum(counts) - counts
+    piece, nth = spread(counts[pieces.geometry])
+    tensor = tensors[first[pieces.geometry[piece]] + nth]
+    # Tensor by tensor: targets that begin together then take the same tensor from different senders.
+    order = np.lexsort((piece, tensor))
+    piece, tensor = piece[order], tensor[order]
+    if not len(piece):
+        return _Moves(tensor, piece, piece, piece, pieces.boxes)
+    source = balanced(pieces.holders[piece], pieces.boxes.elements[piece], sets, len(found.ranks))
+    return _Moves(tensor, pieces.target[piece], source, piece, pieces.boxes)
 
 
-def _pieces(
-    target: RankRef, name: TensorName, box: Box, known: _Sources, distance: Distance, size: int, bucket_bytes: int
-) -> list[_Piece]:
-    by_candidates: dict[tuple[RankRef, ...], list[Box]] = defaultdict(list)
-    for cell, able in known.cells(name, box):
-        if not able:
-            raise NotFound(
-                f"no source holds {name}{cell}, which {target} needs",
-                remedy="load that box from a checkpoint or from another unit",
-                tensor=name,
-                box=cell,
-            )
-        apart = {rank: distance(rank, target) for rank in able}
-        nearest = min(apart.values())
-        by_candidates[tuple(rank for rank in able if apart[rank] == nearest)].append(cell)
-    pieces = []
-    for candidates, region in by_candidates.items():
-        limit = bucket_bytes if len(candidates) == 1 else min(bucket_bytes, SPREAD_BYTES)
-        pieces += [
-            _Piece(target, name, part, candidates)
-            for joined in coalesce(region)
-            for part in cut(joined, max(1, limit // size))
-        ]
-    return pieces
+def _joined(moves: _Moves, limit: int) -> _Moves:
+    """The neighbouring boxes of a tensor that go from one sender to one target joined, as far as a bucket holds."""
+    crowded = _crowded(_key(moves.tensor, moves.target, moves.source))
+    if not crowded.any():
+        return moves
+    rows = np.flatnonzero(crowded)
+    key = _key(moves.tensor[rows], moves.target[rows], moves.source[rows])
+    boxes, origin = join(moves.boxes.take(moves.box[rows]), key)
+    boxes, again = cut(boxes, np.full(len(boxes), limit))
+    kept = np.concatenate([np.flatnonzero(~crowded), rows[origin[again]]])
+    box = np.concatenate([moves.box[~crowded], len(moves.boxes) + np.arange(len(boxes))])
+    return _Moves(moves.tensor[kept], moves.target[kept], moves.source[kept], box, concatenate([moves.boxes, boxes]))
 
 
-def _assign(pieces: Sequence[_Piece]) -> list[tuple[_Piece, RankRef]]:
-    """Give each piece a sender: the one with the least to send so far, large pieces first (Graham's LPT rule)."""
-    load: dict[RankRef, int] = defaultdict(int)
-    sender: dict[int, RankRef] = {}
-    order = sorted(range(len(pieces)), key=lambda index: (len(pieces[index].candidates), -pieces[index].box.elements))
-    for index in order:
-        piece = pieces[index]
-        chosen = min(piece.candidates, key=lambda rank: (load[rank], rank))
-        load[chosen] += piece.box.elements
-        sender[index] = chosen
-    return [(piece, sender[index]) for index, piece in enumerate(pieces)]
+def _join_crowded(boxes: BoxArray, columns: tuple[Integers, ...]) -> tuple[BoxArray, Integers]:
+    """`join` on equal `columns`, touching only rows that are not alone in theirs."""
+    key = _key(*columns)
+    crowded = _crowded(key)
+    rows = np.flatnonzero(crowded)
+    joined, origin = join(boxes.take(rows), key[rows])
+    alone = np.flatnonzero(~crowded)
+    return concatenate([boxes.take(alone), joined]), np.concatenate([alone, rows[origin]])
 
 
-def _bucketed(assigned: Iterable[tuple[_Piece, RankRef]], limit: int) -> list[Transfer]:
-    """Number the buckets of each target; none holds more than `limit` elements."""
-    transfers: list[Transfer] = []
-    for target, of_target in groupby(assigned, key=lambda entry: entry[0].target):
-        bucket = fill = 0
-        for tensor, box, source in _joined(of_target, limit):
-            if fill + box.elements > limit:
-                bucket, fill = bucket + 1, 0
-            fill += box.elements
-            transfers.append(Transfer(tensor, box, source, target, bucket))
-    return transfers
+def _key(*columns: Integers) -> Integers:
+    """One number per row, equal where all columns are."""
+    key = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        key = key * (int(column.max(initial=0)) + 1) + column
+    return key
 
 
-def _joined(of_target: Iterable[tuple[_Piece, RankRef]], limit: int) -> Iterator[tuple[TensorName, Box, RankRef]]:
-    """Join the neighbouring boxes of a tensor that come from one sender, as far as they fit into a bucket."""
-    for tensor, of_tensor in groupby(of_target, key=lambda entry: entry[0].tensor):
-        by_source: dict[RankRef, list[Box]] = defaultdict(list)
-        for piece, source in of_tensor:
-            by_source[source].append(piece.box)
-        for box, source in sorted(
-            (part, source)
-            for source, region in by_source.items()
-            for joined in coalesce(region)
-            for part in cut(joined, limit)
-        ):
-            yield tensor, box, source
+def _crowded(key: Integers) -> NDArray[np.bool_]:
+    """Which rows share their key with another."""
+    order = np.argsort(key, kind="stable")
+    same = np.diff(key[order]) == 0
+    crowded = np.zeros(len(key), bool)
+    crowded[order[1:][same]] = True
+    crowded[order[:-1][same]] = True
+    return crowded
+
+
+def _columns(moves: _Moves, found: Survey, limit: int) -> Columns:
+    """In order of target, tensor and box, with the buckets of each target numbered."""
+    starts = moves.boxes.start[moves.box]
+    order = np.lexsort((*reversed(starts.T), moves.tensor, moves.target))
+    tensor, box, target = moves.tensor[order], moves.box[order], moves.target[order]
+    of_tensor = np.zeros(len(found.tensors), np.int64)
+    for geometry in found.geometries:
+        of_tensor[geometry.tensors] = found.dimensions(geometry)
+    dimensions = np.zeros(len(moves.boxes), np.int64)
+    dimensions[box] = of_tensor[tensor]
+    return Columns(
+        tensors=found.tensors,
+        ranks=found.ranks,
+        start=moves.boxes.start,
+        stop=moves.boxes.stop,
+        dimensions=dimensions,
+        tensor=tensor,
+        box=box,
+        source=moves.source[order],
+        target=target,
+        bucket=_buckets(target, moves.boxes.elements[box], limit),
+    )
+
+
+def _buckets(target: Integers, size: Integers, limit: int) -> Integers:
+    """Each target's items in turn into buckets of at most `limit`; the next begins where one does not fit."""
+    buckets = np.zeros(len(target), np.int64)
+    ends = np.flatnonzero(np.diff(target, append=-1)) + 1
+    filled = np.cumsum(size)
+    first = 0
+    for end in ends.tolist():
+        bucket = 0
+        while first < end:
+            before = filled[first] - size[first]
+            last = min(end, int(np.searchsorted(filled, before + limit, side="right")))
+            buckets[first:last] = bucket
+            first, bucket = last, bucket + 1
+    return buckets

@@ -20,7 +20,7 @@ from nereus_common.core.transfer import RankRef, Transfer, TransferProgram
 from nereus_common.transitions.needs import BUCKET_BYTES
 
 HeldBytes = Mapping[RankRef, Mapping[TensorName, int]]
-"""Bytes of every tensor, parameters and optimizer slots alike, on every rank of the old units."""
+"""Bytes of every tensor on every rank of the old units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,23 @@ def in_place_rounds(
     *,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> tuple[Round, ...]:
-    """Cut `program` into rounds, a parameter always together with its optimizer slots.
+    """Cut `program` into rounds of whole tensors.
 
-    No target rank receives more than `bucket_bytes` in a round, unless all of it belongs to one parameter. The same
-    arguments give the same rounds, so that a move goes on from the number of the last journalled one.
+    No target rank receives more than `bucket_bytes` in a round, less what its device is over the larger of its states
+    before it, unless all of it belongs to one tensor. The same arguments give the same rounds.
     """
-    families = _families(program)
-    received = {name: _received(transfers, program.item_bytes) for name, transfers in families.items()}
-    order = _order(received, _dropped(held), devices)
+    tensors: dict[TensorName, list[Transfer]] = defaultdict(list)
+    for transfer in program.transfers:
+        tensors[transfer.tensor].append(transfer)
+    received = {name: _received(transfers, program.item_bytes) for name, transfers in tensors.items()}
+    dropped: dict[TensorName, dict[RankRef, int]] = defaultdict(dict)
+    for rank, sizes in held.items():
+        for name, size in sizes.items():
+            dropped[name][rank] = size
+    order, over = _order(received, dropped, devices)
     return tuple(
-        _round(number, names, families, held, program.item_bytes, bucket_bytes)
-        for number, names in enumerate(_cut(order, received, bucket_bytes))
+        _round(number, names, tensors, program.item_bytes, bucket_bytes)
+        for number, names in enumerate(_cut(order, received, bucket_bytes - over))
     )
 
 
@@ -72,19 +78,6 @@ def state_peaks(
     return peaks
 
 
-def parameter_of(name: TensorName) -> TensorName:
-    """The parameter to which a tensor belongs: itself, or that of an optimizer slot `NAME:exp_avg`."""
-    return TensorName(name.partition(":")[0])
-
-
-def _families(program: TransferProgram) -> dict[TensorName, list[Transfer]]:
-    """Parameter → its transfers and those of its slots, in the order of the program."""
-    found: dict[TensorName, list[Transfer]] = defaultdict(list)
-    for transfer in program.transfers:
-        found[parameter_of(transfer.tensor)].append(transfer)
-    return found
-
-
 def _received(transfers: Sequence[Transfer], item_bytes: int) -> dict[RankRef, int]:
     got: dict[RankRef, int] = defaultdict(int)
     for transfer in transfers:
@@ -92,21 +85,15 @@ def _received(transfers: Sequence[Transfer], item_bytes: int) -> dict[RankRef, i
     return got
 
 
-def _dropped(held: HeldBytes) -> dict[TensorName, dict[RankRef, int]]:
-    """Parameter → bytes that each old rank gives back with it."""
-    found: dict[TensorName, dict[RankRef, int]] = defaultdict(lambda: defaultdict(int))
-    for rank, tensors in held.items():
-        for name, size in tensors.items():
-            found[parameter_of(name)][rank] += size
-    return found
-
-
 def _order(
     received: Mapping[TensorName, Mapping[RankRef, int]],
     dropped: Mapping[TensorName, Mapping[RankRef, int]],
     devices: Mapping[RankRef, DeviceId],
-) -> list[TensorName]:
-    """All parameters. Those that change every device alike are one queue: layers repeat, so there are few."""
+) -> tuple[list[TensorName], int]:
+    """All tensors, and by how much a device is ever over the larger of its states, between two of them.
+
+    Those that change every device alike are one queue: layers repeat, so there are few.
+    """
     number = {device: place for place, device in enumerate(dict.fromkeys(devices.values()))}
 
     def column(sizes: Mapping[RankRef, int]) -> NDArray[np.int64]:
@@ -118,20 +105,22 @@ def _order(
     queues: dict[bytes, deque[TensorName]] = {}
     columns: dict[bytes, NDArray[np.int64]] = {}
     old = new = np.zeros(len(number), np.int64)
-    for name, got in received.items():
-        gain, loss = column(got), column(dropped.get(name, {}))
+    for name in dict.fromkeys((*received, *dropped)):
+        gain, loss = column(received.get(name, {})), column(dropped.get(name, {}))
         old, new = old + loss, new + gain
         columns[(gain - loss).tobytes()] = gain - loss
         queues.setdefault((gain - loss).tobytes(), deque()).append(name)
     over = old - np.maximum(old, new)
+    most = 0
     order: list[TensorName] = []
     while queues:
         chosen = min(queues, key=lambda key: int((over + columns[key]).max()))
         over = over + columns[chosen]
+        most = max(most, int(over.max()))
         order.append(queues[chosen].popleft())
         if not queues[chosen]:
             del queues[chosen]
-    return order
+    return order, most
 
 
 def _cut(
@@ -140,10 +129,11 @@ def _cut(
     rounds: list[list[TensorName]] = []
     fill: dict[RankRef, int] = {}
     for name in order:
-        after = {rank: fill.get(rank, 0) + size for rank, size in received[name].items()}
+        sizes = received.get(name, {})
+        after = {rank: fill.get(rank, 0) + size for rank, size in sizes.items()}
         if not rounds or max(after.values(), default=0) > bucket_bytes:
             rounds.append([])
-            fill = dict(received[name])
+            fill = dict(sizes)
         else:
             fill |= after
         rounds[-1].append(name)
@@ -153,22 +143,17 @@ def _cut(
 def _round(
     number: int,
     names: Sequence[TensorName],
-    families: Mapping[TensorName, Sequence[Transfer]],
-    held: HeldBytes,
+    tensors: Mapping[TensorName, Sequence[Transfer]],
     item_bytes: int,
     bucket_bytes: int,
 ) -> Round:
     per_unit: dict[str, list[Transfer]] = defaultdict(list)
     fill: dict[RankRef, tuple[int, int]] = {}
-    for transfer in (transfer for name in names for transfer in families[name]):
+    for transfer in (transfer for name in names for transfer in tensors.get(name, ())):
         bucket, size = fill.get(transfer.target, (0, 0))
         received = transfer.box.elements * item_bytes
         if size and size + received > bucket_bytes:
             bucket, size = bucket + 1, 0
         fill[transfer.target] = bucket, size + received
         per_unit[transfer.target.unit].append(replace(transfer, bucket=bucket))
-    whole = set(names)
-    moved = dict.fromkeys(transfer.tensor for name in names for transfer in families[name])
-    held_too = (name for tensors in held.values() for name in tensors if parameter_of(name) in whole)
-    transfers = {unit: tuple(of_unit) for unit, of_unit in per_unit.items()}
-    return Round(number, tuple(dict.fromkeys((*moved, *held_too))), transfers)
+    return Round(number, tuple(names), {unit: tuple(of_unit) for unit, of_unit in per_unit.items()})

@@ -21,13 +21,13 @@ from nereus_common.state.digest import combine, digest_box
 from nereus_common.transport.base import Raw
 
 UNSIGNED: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
-_FLOATS: dict[str, tuple[type[np.unsignedinteger[Any]], int, int]] = {
-    "bfloat16": (np.uint16, 0x7FFF, 0x7F80),
-    "float16": (np.uint16, 0x7FFF, 0x7C00),
-    "float32": (np.uint32, 0x7FFF_FFFF, 0x7F80_0000),
-    "float64": (np.uint64, 0x7FFF_FFFF_FFFF_FFFF, 0x7FF0_0000_0000_0000),
+_INFINITY: dict[str, tuple[type[np.unsignedinteger[Any]], type[np.signedinteger[Any]], int]] = {
+    "bfloat16": (np.uint16, np.int16, 0x7F80),
+    "float16": (np.uint16, np.int16, 0x7C00),
+    "float32": (np.uint32, np.int32, 0x7F80_0000),
+    "float64": (np.uint64, np.int64, 0x7FF0_0000_0000_0000),
 }
-"""dtype → (bits as, mask of exponent and mantissa, the smallest masked value that is not finite)."""
+"""dtype → (bits as, bits as, those of infinity): every larger magnitude is NaN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,9 @@ def digest_staged(chunk: Chunk, data: Raw, item_bytes: int) -> int:
 
 def all_finite(data: Raw, wire_dtype: str) -> bool:
     """Whether no element is NaN or infinite; True for dtypes that have neither."""
-    if wire_dtype not in _FLOATS or not data.size:
+    if wire_dtype not in _INFINITY or not data.size:
         return True
-    words, mask, bound = _FLOATS[wire_dtype]
-    return int((data.view(words) & words(mask)).max()) < bound
+    unsigned, signed, infinity = _INFINITY[wire_dtype]
+    # As signed numbers the largest positive value is the largest; as unsigned ones the largest negative is.
+    negative = infinity + (1 << (8 * np.dtype(unsigned).itemsize - 1))
+    return int(data.view(signed).max()) < infinity and int(data.view(unsigned).max()) < negative

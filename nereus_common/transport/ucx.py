@@ -9,6 +9,7 @@ pull ──► collect ◄── mailbox ◄── Puller: links, lanes, staging
 from __future__ import annotations
 
 import asyncio
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 from nereus_common.core.errors import Unavailable
@@ -23,12 +24,15 @@ from nereus_common.transport.settings import UcxSettings
 from nereus_common.transport.thread import LoopThread
 
 _START_SECONDS = 30.0
+_SWITCH_SECONDS = 2e-4
+"""For the interpreter's lock: while a lane spins, a thread that has digested a chunk would wait 5 ms for it."""
 
 
 class UcxTransport:
     """See `Transport`. Start it in the process that holds the bytes, after any fork."""
 
     def __init__(self, settings: UcxSettings | None = None) -> None:
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_SECONDS))
         self._settings = settings or UcxSettings()
         self._holdings = Holdings()
         self._packer = ThreadPoolExecutor(1, "nereus-transport-pack")

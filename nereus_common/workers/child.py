@@ -20,8 +20,8 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def main() -> int:
-    descriptor, parent = map(int, sys.argv[1:3])  # the name that follows is for whoever reads the process list
+def work(descriptor: int, parent: int) -> int:
+    """Serve the socket until it says stop; the exit status."""
     die_with(parent)
     faulthandler.enable()
     from nereus_common.workers.serving import serve  # after the guard: imports take a while
@@ -30,4 +30,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    descriptor, parent = map(int, sys.argv[1:3])  # the name that follows is for whoever reads the process list
+    sys.exit(work(descriptor, parent))

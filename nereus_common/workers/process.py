@@ -11,10 +11,13 @@ import sys
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 from nereus_common.core.errors import DeadlineExceeded, ProcessLost
 from nereus_common.workers import processes
+from nereus_common.workers.environment import MARK, environment
 from nereus_common.workers.reaping import ReaperLink
+from nereus_common.workers.templates import Template
 
 LOG_LINES = 20
 _TAIL_BYTES = 1 << 16
@@ -23,40 +26,38 @@ _TAIL_BYTES = 1 << 16
 class ChildProcess:
     """A worker process in a session of its own, watched by the reaper from its first moment."""
 
-    def __init__(self, name: str, env: Mapping[str, str], log_path: Path) -> None:
-        """Start it. The calling thread must live as long as the child may: the kernel kills it with this thread."""
+    def __init__(self, name: str, env: Mapping[str, str], log_path: Path, template: Template | None = None) -> None:
+        """Start it, as a fork of `template` if there is one, which has `env` already.
+
+        The calling thread must live as long as the child may: the kernel kills it with this thread. ProcessLost when
+        the template has ended.
+        """
         self.name = name
         self._log_path = log_path
         self._reaper = ReaperLink.shared()
+        self._template = template
         mark = uuid.uuid4().hex
         log_path.parent.mkdir(parents=True, exist_ok=True)
         self.socket, theirs = socket.socketpair()
         with theirs, log_path.open("ab") as log:
             self._log_start = log.tell()
-            self._popen = subprocess.Popen(
-                [sys.executable, "-m", "nereus_common.workers.child", str(theirs.fileno()), str(os.getpid()), name],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-                env=_environment(env, mark),
-            )
-        identity = processes.identify(self._popen.pid)
+            if template is None:
+                self._popen = _execute(name, environment(env, mark), theirs.fileno(), log)
+                self.pid = self._popen.pid
+            else:
+                self.pid = template.fork(name, {MARK: mark}, theirs.fileno(), log.fileno())
+        identity = processes.identify(self.pid)
         assert identity is not None, "an unreaped child is always in the process table"
         self._identity = identity
+        self._returncode: int | None = None
         self._reaper.watch(identity, mark)
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._handle = os.pidfd_open(self.pid)
         asyncio.get_running_loop().add_reader(self._handle, self._notice_end)
 
-    @property
-    def pid(self) -> int:
-        return self._popen.pid
-
     def kill_group(self) -> None:
         """SIGKILL everything still in the child's process group; nothing happens once the child is reaped."""
-        if self._popen.returncode is None:
+        if self._returncode is None and processes.identify(self.pid) == self._identity:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def sweep(self, timeout: float) -> None:
@@ -85,7 +86,7 @@ class ChildProcess:
         )
 
     def how_it_ended(self) -> str:
-        code = self._popen.returncode
+        code = self._returncode
         if code is None:
             return "has not ended"
         if code >= 0:
@@ -105,12 +106,18 @@ class ChildProcess:
         asyncio.get_running_loop().remove_reader(self._handle)
         os.close(self._handle)
         # before reaping: while the child is a zombie its group cannot be anyone else's
-        os.killpg(self.pid, signal.SIGKILL)
-        self._popen.wait()
+        self.kill_group()
+        self._returncode = self._popen.wait() if self._template is None else self._template.reap(self.pid)
         self.ended.set_result(None)
 
 
-def _environment(env: Mapping[str, str], mark: str) -> dict[str, str]:
-    # as multiprocessing does: the child finds the modules that the parent finds
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    return {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", **env, "NEREUS_WORKER_MARK": mark}
+def _execute(name: str, env: Mapping[str, str], connection: int, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "nereus_common.workers.child", str(connection), str(os.getpid()), name],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        pass_fds=[connection],
+        start_new_session=True,
+        env=env,
+    )

@@ -14,6 +14,7 @@ from nereus_common.core.errors import DeadlineExceeded, ProcessLost
 from nereus_common.observe import logs
 from nereus_common.workers.channel import Channel, Frame, Kind
 from nereus_common.workers.process import ChildProcess
+from nereus_common.workers.templates import Template
 
 STREAM_WINDOW = 32
 """Items of one stream that may be under way; the child's generator waits beyond that."""
@@ -24,13 +25,18 @@ _SWEEP_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """`body` is "module:Class"; `config` its only argument, picklable; `env` is added to this process's environment."""
+    """`body` is "module:Class"; `config` its only argument, picklable; `env` is added to this process's environment.
+
+    `preload`: modules that take long to import. The first worker of a service that names them waits for a process that
+    imports them, and every further one is forked from it.
+    """
 
     name: str
     body: str
     config: Any
     log_path: Path
     env: Mapping[str, str] = field(default_factory=dict)
+    preload: tuple[str, ...] = ()
 
 
 class Worker:
@@ -39,10 +45,10 @@ class Worker:
     `exited` gets the ProcessLost when the process ends unasked; it stays pending when it is stopped.
     """
 
-    def __init__(self, spec: WorkerSpec) -> None:
+    def __init__(self, spec: WorkerSpec, template: Template | None = None) -> None:
         self.spec = spec
         self.exited: asyncio.Future[ProcessLost] = asyncio.get_running_loop().create_future()
-        self._child = ChildProcess(spec.name, spec.env, spec.log_path)
+        self._child = ChildProcess(spec.name, spec.env, spec.log_path, template)
         self._channel = Channel(self._child.socket)
         self._ids = itertools.count(1)
         self._calls: dict[int, asyncio.Future[Frame | ProcessLost]] = {}
@@ -59,7 +65,12 @@ class Worker:
         Raises what its constructor raised, ProcessLost, or DeadlineExceeded after `timeout` seconds; nothing of the
         process is left then.
         """
-        worker = cls(spec)
+        template = None
+        if spec.preload:
+            begun = asyncio.get_running_loop().time()
+            template = await _template(spec, timeout)
+            timeout = max(timeout - (asyncio.get_running_loop().time() - begun), 0.0)
+        worker = cls(spec, template)
         try:
             await worker._request(Kind.BUILD, (spec.name, spec.body, spec.config), "its construction", timeout)
         except BaseException:
@@ -199,6 +210,19 @@ class Worker:
         await self._child.sweep(_SWEEP_SECONDS)
         if not self._reading.cancelled():
             self._reading.result()  # a fault of the reader itself is a bug, and is raised by `stop`
+
+
+async def _template(spec: WorkerSpec, timeout: float) -> Template | None:
+    log_path = spec.log_path.with_name(f"template.{spec.preload[0]}.log")
+    try:
+        async with asyncio.timeout(timeout):
+            return await Template.of(spec.preload, spec.env, log_path)
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"worker {spec.name}: {', '.join(spec.preload)} were not imported within {timeout:g} s",
+            remedy=f"the log is {log_path}",
+            process=spec.name,
+        ) from None
 
 
 def _frame(came: Frame | ProcessLost) -> Frame:

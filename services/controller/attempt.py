@@ -14,6 +14,7 @@ from nereus.spec.moves import merge_target
 from nereus_common.core.errors import NereusError, NotFound, Unavailable
 from nereus_common.core.ids import JobId, Stage
 from nereus_common.core.plan import Plan
+from nereus_common.core.workflow import ACTOR_GENERATION
 from nereus_common.engines.tokenizer import ChatTokenizer
 from nereus_common.planning.default import default_plan
 from nereus_common.registry import JobState
@@ -24,9 +25,10 @@ from .attempts import Start
 from .checkpoints import Checkpointer, Described
 from .coordinator import Coordinator
 from .journal import JobJournal
+from .leaving import Leaving
 from .loop import RlLoop, Stages
 from .moves import Mover
-from .parts import Surrounding, build_parts, build_stages
+from .parts import Surrounding, build_parts, build_sampler, build_stages
 from .placed import PlacedJob, PlacedStage
 from .readiness import await_services, needs_of
 from .replanning import Replanning
@@ -86,11 +88,13 @@ class Attempt:
 
     async def _loop(self, placed: PlacedJob, around: Surrounding, checkpointer: Checkpointer) -> None:
         spec, desk = self._spec, TransitionDesk(self._around)
+        sampler = build_sampler(spec, placed, around)
 
         def took(placed: PlacedJob, epoch: int, plan: Plan) -> Stages:
             self._epoch, self._plan = epoch, plan
             checkpointer.move(*self._described(plan, placed, checkpointer.shapes))
-            return build_stages(spec, placed, around)
+            sampler.pool.replace(placed[ACTOR_GENERATION])
+            return build_stages(spec, placed, sampler, around.prompts)
 
         async def ask(target: Plan, version: int) -> None:
             await desk.apply(self._job, target, due=version)
@@ -106,9 +110,13 @@ class Attempt:
             run_timeout=spec.deadlines.place,
             clock=self._around.clock,
         )
-        replanning = Replanning(mover, self._planned, ask, settle=checkpointer.close, took=took, retake=self._retake)
+        leaving = Leaving(sampler.pool, spec.transitions.in_flight, spec.deadlines.generate, self._journal.emit)
+        replanning = Replanning(
+            mover, self._planned, ask, leaving, settle=checkpointer.close, took=took, retake=self._retake
+        )
+        parts = build_parts(spec, placed, sampler, around, replanning)
         async with mover.open():
-            await RlLoop(spec, build_parts(spec, placed, around, replanning)).run(self._start.progress)
+            await RlLoop(spec, parts).run(self._start.progress)
 
     async def _place(self, plan: Plan) -> PlacedJob:
         self._epoch = await self._next_epoch()

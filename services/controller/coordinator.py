@@ -56,7 +56,7 @@ class Coordinator:
             job_id=job,
             epoch=epoch,
             plan=plan_to_pb(plan),
-            models=[_model(spec, name) for name in sorted({stage.model for stage in plan.names})],
+            models=_models(spec, plan),
             timeout_seconds=timeout,
             seed=spec.seed,
             version=version,
@@ -78,6 +78,14 @@ class Coordinator:
         with calling("PlanTransition", self.target):
             return (await self._stub.PlanTransition(request, timeout=timeout)).transition
 
+    async def plan_transition_from(
+        self, spec: JobSpec, plan: Plan, target: Plan, timeout: float
+    ) -> transitions_pb2.Transition:
+        """The same from `plan`, of a job that is not placed."""
+        request = pb.PlanTransitionRequest(target=plan_to_pb(target), plan=plan_to_pb(plan), models=_models(spec, plan))
+        with calling("PlanTransition", self.target):
+            return (await self._stub.PlanTransition(request, timeout=timeout)).transition
+
     async def prepare_transition(self, record: TransitionRecord, timeout: float) -> None:
         """Start what can be started beside the running job; what fails is undone."""
         request = pb.PrepareTransitionRequest(
@@ -93,7 +101,10 @@ class Coordinator:
     async def run_transition(
         self, record: TransitionRecord, version: int, channels: Channels, timeout: float
     ) -> tuple[PlacedJob, int, Sequence[Synced]]:
-        """Move the job; returns its units, its plan epoch and what the weight syncs moved."""
+        """Move the job; returns its units, its plan epoch and what the weight syncs moved.
+
+        What fails within `timeout` seconds is undone within as many.
+        """
         request = pb.RunTransitionRequest(
             transition_id=record.id,
             job_id=record.job,
@@ -102,7 +113,7 @@ class Coordinator:
             timeout_seconds=timeout,
         )
         with calling("RunTransition", self.target):
-            answer = await self._stub.RunTransition(request, timeout=timeout + MARGIN)
+            answer = await self._stub.RunTransition(request, timeout=2 * timeout + MARGIN)
         placed = _placed(answer.units, record.target, channels)
         return placed, answer.epoch, [_synced(report) for report in answer.syncs]
 
@@ -121,6 +132,10 @@ class Coordinator:
     async def release(self, job: JobId, timeout: float) -> None:
         with calling("ReleaseJob", self.target):
             await self._stub.ReleaseJob(pb.ReleaseJobRequest(job_id=job), timeout=timeout)
+
+
+def _models(spec: JobSpec, plan: Plan) -> list[pb.ModelEngine]:
+    return [_model(spec, name) for name in sorted({stage.model for stage in plan.names})]
 
 
 def _model(spec: JobSpec, name: str) -> pb.ModelEngine:

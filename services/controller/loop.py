@@ -7,10 +7,10 @@ far ahead of it rollouts are sampled is their source's business.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from nereus.spec import JobSpec
 from nereus_common.core.errors import JobFailed
@@ -23,7 +23,7 @@ from .checkpoints import Emit
 from .evaluation import Evaluator
 from .progress import Progress
 from .rollouts import RolloutSource
-from .sampler import Decode, GroupSampler
+from .sampler import Decode
 from .step import StepData, StepRunner
 from .step_report import samples_file, step_event, write_samples
 from .synced import Synced
@@ -34,9 +34,8 @@ AfterStep = Callable[[Progress], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """What the loop drives on the units of one plan."""
+    """What the loop drives on the units of one plan, beside the rollouts."""
 
-    sampler: GroupSampler
     runner: StepRunner
     evaluator: Evaluator
 
@@ -49,17 +48,14 @@ class Replanned:
     synced: Mapping[str, Synced]
 
 
-Drain = Callable[[], Coroutine[Any, Any, None]]
-
-
 class Boundaries(Protocol):
     """Where the loop lets the job's plan be changed."""
 
     async def before_step(self, step: int) -> None: ...
 
-    async def cross(self, version: int, drain: Drain) -> Replanned | None:
+    async def cross(self, version: int) -> Replanned | None:
         """After the last update of a step and before its weight sync, which a change of plan replaces; None: nothing
-        was changed. `drain` returns once no rollout is in flight."""
+        was changed. Rollouts in flight go on, here or on the units that take the place of theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +121,12 @@ class RlLoop:
         """Bring every trained model's other units to `version`, under the plan in force or under the next one;
         generation starts nothing meanwhile."""
         await source.pause()
-        changed = await self._parts.boundaries.cross(version, source.drain)
+        changed = await self._parts.boundaries.cross(version)
         if changed is None:
             synced = {model: await self._parts.sync(model, version) for model in self._spec.workflow.trained}
         else:
             synced = dict(changed.synced)
             self._stages = changed.stages
-            await source.move(changed.stages.sampler)
         await source.serve(version)
         return synced
 

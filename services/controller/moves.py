@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nereus_common.core.errors import Conflict, NereusError, ProcessLost, Unavailable, VerificationFailed
+from nereus_common.core.errors import Conflict, NereusError
 from nereus_common.core.ids import JobId, TransitionId
 from nereus_common.registry import Registry, TransitionRecord
 from nereus_common.rpc.pool import Channels
@@ -23,8 +23,11 @@ from .synced import Synced
 
 log = logging.getLogger(__name__)
 
-STATE_MAY_BE_GONE = (ProcessLost, VerificationFailed, Unavailable)
-"""After any other error of a run the job is as it was before."""
+POLL_SECONDS = 0.2
+LAST_SECONDS = 10.0
+"""For which the end of a job waits to tell that a transition is done."""
+NOTHING_MOVED = (TransitionState.PREPARING, TransitionState.PREPARED, TransitionState.UNDONE)
+"""Where a transition stands in one of these after its run failed, the job is as it was before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class Asked:
     due: int | None = None
 
 
+StandStill = Callable[[TransitionRecord], Awaitable[None]]
 MoveQueue = asyncio.Queue[Asked]
 """What was asked of one job and not yet begun."""
 
@@ -78,6 +82,7 @@ class Mover:
         self._clock = clock
         self._current: tuple[Asked, TransitionRecord, asyncio.Task[bool]] | None = None
         self._begun, self._free = asyncio.Event(), asyncio.Event()
+        self._releasing: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -90,13 +95,11 @@ class Mover:
             await asyncio.wait([taking])
             await asyncio.shield(self._give_up())
 
-    async def at_boundary(
-        self, version: int, stand_still: Callable[[], Awaitable[None]], *, due: bool = False
-    ) -> Moved | None:
+    async def at_boundary(self, version: int, stand_still: StandStill, *, due: bool = False) -> Moved | None:
         """Run the transition that is prepared; None when there is none, or when it failed and the job is as before.
 
-        `stand_still` is awaited before the run. `due`: one was asked for this very version; wait until it is prepared.
-        Raises where state may be gone.
+        `stand_still` is awaited before the run, with the record of what is prepared. `due`: one was asked for this very
+        version; wait until it is prepared. Raises where state may be gone.
         """
         if due:
             await self._begun.wait()
@@ -112,27 +115,50 @@ class Mover:
             self._begun.clear()
             self._free.set()
 
-    async def _run(
-        self, record: TransitionRecord, version: int, stand_still: Callable[[], Awaitable[None]]
-    ) -> Moved | None:
+    async def _run(self, record: TransitionRecord, version: int, stand_still: StandStill) -> Moved | None:
         try:
-            await stand_still()
+            await self._stand_still(await self._record(record.id), stand_still)
             placed, epoch, synced = await self._coordinator().run_transition(
                 record, version, self._channels, self._timeouts[1]
             )
         except NereusError as error:
-            await self._tell(record.id, error)
-            if isinstance(error, STATE_MAY_BE_GONE):
+            if await self._tell(record.id, error) not in NOTHING_MOVED:
                 raise
             log.warning("job %s: transition %s failed: %s", self._job, record.id, error)
             return None
         await self._tell(record.id)
+        releasing = asyncio.create_task(self._tell_end(record.id), name=f"{record.id}: release")
+        self._releasing.add(releasing)
+        releasing.add_done_callback(self._releasing.discard)
         return Moved(record, placed, epoch, synced)
+
+    async def _tell_end(self, transition: TransitionId) -> None:
+        """Once the coordinator has released what the new plan has no use for, beside the job."""
+        try:
+            async with asyncio.timeout(self._timeouts[1]):
+                while True:
+                    await asyncio.sleep(POLL_SECONDS)
+                    if (await self._registry.get_transition(self._job, transition)).value.state.ended:
+                        break
+            await self._tell(transition)
+        except (NereusError, TimeoutError) as error:
+            log.warning("job %s: whether transition %s is done is not known: %s", self._job, transition, error)
+
+    async def _stand_still(self, record: TransitionRecord, stand_still: StandStill) -> None:
+        """A transition before whose run the job cannot stand still is given up."""
+        try:
+            await stand_still(record)
+        except NereusError:
+            await self._coordinator().abort_transition(record, self._timeouts[1])
+            raise
+
+    async def _record(self, transition: TransitionId) -> TransitionRecord:
+        return (await self._registry.get_transition(self._job, transition)).value
 
     async def _take_all(self) -> None:
         while True:
             asked = await self._queue.get()
-            record = (await self._registry.get_transition(self._job, asked.transition)).value
+            record = await self._record(asked.transition)
             self._free.clear()
             self._current = asked, record, asyncio.create_task(self._prepare(record), name=f"prepare {record.id}")
             self._begun.set()
@@ -152,6 +178,10 @@ class Mover:
         return True
 
     async def _give_up(self) -> None:
+        if self._releasing:
+            _, late = await asyncio.wait(self._releasing, timeout=LAST_SECONDS)
+            for task in late:
+                task.cancel()
         ended = Conflict(f"job {self._job} ended before the transition ran", remedy="apply it while the job runs")
         if self._current is not None:
             _, record, preparing = self._current
@@ -178,9 +208,11 @@ class Mover:
             )
             await self._registry.put_transition(undone, expected=stored.revision)
 
-    async def _tell(self, transition: TransitionId, error: NereusError | None = None) -> None:
-        record = (await self._registry.get_transition(self._job, transition)).value
+    async def _tell(self, transition: TransitionId, error: NereusError | None = None) -> TransitionState:
+        """Returns the state that was told."""
+        record = await self._record(transition)
         await self._emit("transition", told(record, error))
+        return record.state
 
 
 def told(record: TransitionRecord, error: NereusError | None = None) -> dict[str, Any]:

@@ -42,24 +42,24 @@ class Surrounding:
     folder: Path
 
 
-def build_stages(spec: JobSpec, placed: PlacedJob, around: Surrounding) -> Stages:
+def build_stages(spec: JobSpec, placed: PlacedJob, sampler: GroupSampler, prompts: PromptSource) -> Stages:
+    """For the job as it is placed now. The sampler is that of the whole attempt: its pool follows the units."""
     runner = _runner(spec, placed)
-    sampler = _sampler(spec, placed, around)
-    return Stages(sampler, runner, Evaluator(sampler, runner, around.prompts))
+    return Stages(runner, Evaluator(sampler, runner, prompts))
 
 
-def build_parts(spec: JobSpec, placed: PlacedJob, around: Surrounding, boundaries: Boundaries) -> Parts:
-    stages = build_stages(spec, placed, around)
-
+def build_parts(
+    spec: JobSpec, placed: PlacedJob, sampler: GroupSampler, around: Surrounding, boundaries: Boundaries
+) -> Parts:
     def rollouts(start: Progress) -> RolloutSource:
         if spec.rollouts.replay is not None:
             return RecordedRollouts(spec.rollouts.replay)
         flow: RolloutFlow[ScoredGroup] = RolloutFlow(_pace(spec), start.step, start.position, start.step)
-        return LiveRollouts(flow, stages.sampler, around.prompts, spec.deadlines.generate)
+        return LiveRollouts(flow, sampler, around.prompts, spec.deadlines.generate)
 
     return Parts(
         rollouts=rollouts,
-        stages=stages,
+        stages=build_stages(spec, placed, sampler, around.prompts),
         boundaries=boundaries,
         prompts=around.prompts,
         decode=around.tokenizer.decode,
@@ -76,7 +76,9 @@ def _pace(spec: JobSpec) -> Pace:
     return Pace(algorithm.groups_per_step, spec.steps, spec.staleness, replace)
 
 
-def _sampler(spec: JobSpec, placed: PlacedJob, around: Surrounding) -> GroupSampler:
+def build_sampler(spec: JobSpec, placed: PlacedJob, around: Surrounding) -> GroupSampler:
+    deadlines = spec.deadlines
+    patience = deadlines.generate + 2 * deadlines.place  # a drain, a transition, and its undoing
     sampling = Sampling(
         temperature=spec.sampling.temperature,
         top_p=spec.sampling.top_p,
@@ -86,7 +88,7 @@ def _sampler(spec: JobSpec, placed: PlacedJob, around: Surrounding) -> GroupSamp
         across_versions=spec.asynchronous is not None and spec.asynchronous.partial,
     )
     return GroupSampler(
-        pool=GenerationPool(placed[ACTOR_GENERATION], spec.deadlines.generate),
+        pool=GenerationPool(placed[ACTOR_GENERATION], deadlines.generate, patience),
         sampling=sampling,
         samples=spec.algorithm.samples_per_group,
         score=around.score,

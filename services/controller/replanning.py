@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from nereus_common.core.errors import Unavailable
 from nereus_common.core.plan import Plan
+from nereus_common.registry import TransitionRecord
 from nereus_common.rpc.together import together
 
-from .loop import Drain, Replanned, Stages
+from .leaving import Leaving
+from .loop import Replanned, Stages
 from .moves import Moved, Mover
 from .placed import PlacedJob
 
+Settle = Callable[[], Coroutine[Any, Any, None]]
 Ask = Callable[[Plan, int], Awaitable[object]]
 """(target, version at whose boundary it is due): record a transition and hand it to the mover."""
 
@@ -29,14 +33,16 @@ class Replanning:
         mover: Mover,
         planned: Callable[[int], Plan | None],
         ask: Ask,
+        leaving: Leaving,
         *,
-        settle: Drain,
+        settle: Settle,
         took: Callable[[PlacedJob, int, Plan], Stages],
         retake: Callable[[Unavailable], Awaitable[tuple[PlacedJob, int, Plan] | None]],
     ) -> None:
         self._mover = mover
         self._planned = planned
         self._ask = ask
+        self._leaving = leaving
         self._settle = settle
         self._took = took
         self._retake = retake
@@ -47,17 +53,20 @@ class Replanning:
         if target is not None:
             await self._ask(target, step + 1)
 
-    async def cross(self, version: int, drain: Drain) -> Replanned | None:
-        async def stand_still() -> None:
-            await together([drain(), self._settle()])
+    async def cross(self, version: int) -> Replanned | None:
+        async def stand_still(record: TransitionRecord) -> None:
+            await together([self._leaving.empty(record.id, record.kept), self._settle()])
 
         try:
             due = self._planned(version) is not None
             moved = await self._mover.at_boundary(version, stand_still, due=due)
+            replanned = None if moved is None else self._replanned(moved)
         except Unavailable as gone:
             found = await self._retake(gone)
-            return None if found is None else Replanned(self._took(*found), {})
-        return None if moved is None else self._replanned(moved)
+            replanned = None if found is None else Replanned(self._took(*found), {})
+        if replanned is None:
+            await self._leaving.stay()
+        return replanned
 
     def _replanned(self, moved: Moved) -> Replanned:
         stages = self._took(moved.placed, moved.epoch, moved.record.target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Protocol
 
@@ -11,27 +12,29 @@ from nereus_common.core.errors import DeadlineExceeded
 from nereus_common.rl.flow import RolloutFlow
 from nereus_common.rl.prompts import PromptSource
 from nereus_common.rl.step_rollouts import ScoredGroup, StepRollouts, rollouts_file
-from nereus_common.rpc.together import together
+from nereus_common.rpc.together import first_cause
 
+from .generation import Requeued
 from .placed import PlacedUnit
 from .sampler import GroupSampler
 
 
 class RolloutSource(Protocol):
-    """`run` works beside the loop until `close`; `pause` and `serve` enclose a weight sync, or a transition: that waits
-    with `drain` until nothing is in flight, and afterwards samples with what `move` is given."""
+    """`run` works beside the loop until `close`; `pause` and `serve` enclose a weight sync or a transition: nothing is
+    begun meanwhile, and what is in flight goes on."""
 
     async def run(self) -> None: ...
     async def take(self, step: int) -> StepRollouts: ...
     async def pause(self) -> None: ...
     async def serve(self, version: int) -> None: ...
-    async def drain(self) -> None: ...
-    async def move(self, sampler: GroupSampler) -> None: ...
     async def close(self) -> None: ...
 
 
 class LiveRollouts:
-    """Keeps every unit busy with what the flow lets be started. `timeout`: seconds to wait for a step's groups."""
+    """Keeps every unit busy with what the flow lets be started, also when other units take the place of some.
+
+    `timeout`: seconds to wait for a step's groups.
+    """
 
     def __init__(
         self,
@@ -46,12 +49,17 @@ class LiveRollouts:
         self._timeout = timeout
         self._news = asyncio.Condition()
         self._closed = False
+        self._on: dict[int, PlacedUnit] = {}
+        """Where each group in flight was begun, by its position."""
 
     async def run(self) -> None:
         """Raises what sampling or scoring a group raises."""
-        while not self._closed:
-            sampler = self._sampler
-            await together(self._lane(sampler, unit) for unit in sampler.pool.lanes(sampler.samples))
+        try:
+            async with asyncio.TaskGroup() as groups:
+                while (begun := await self._next()) is not None:
+                    groups.create_task(self._group(*begun))
+        except BaseExceptionGroup as failed:
+            raise first_cause(failed) from None
 
     async def take(self, step: int) -> StepRollouts:
         """The groups of `step`, once all are whole. DeadlineExceeded names what is missing."""
@@ -78,47 +86,45 @@ class LiveRollouts:
             self._flow.serve(version)
             self._news.notify_all()
 
-    async def drain(self) -> None:
-        """Return once no group is in flight. DeadlineExceeded names those that are."""
-        try:
-            async with asyncio.timeout(self._timeout), self._news:
-                while self._flow.running:
-                    await self._news.wait()
-        except TimeoutError:
-            raise DeadlineExceeded(
-                f"the groups at {', '.join(map(str, self._flow.running))} were not whole after {self._timeout:g} s",
-                remedy="raise deadlines.generate, or ask for shorter responses",
-            ) from None
-
-    async def move(self, sampler: GroupSampler) -> None:
-        """Groups are started with `sampler` from now on; its units are other ones."""
-        async with self._news:
-            self._sampler = sampler
-            self._news.notify_all()
-
     async def close(self) -> None:
         """No group is started any more; `run` ends with those in flight."""
         async with self._news:
             self._closed = True
             self._news.notify_all()
 
-    async def _lane(self, sampler: GroupSampler, unit: PlacedUnit) -> None:
-        while (position := await self._next(sampler)) is not None:
-            prompt = await asyncio.to_thread(self._prompts.at, position)
-            scored = await sampler.group(unit, prompt)
-            async with self._news:
-                self._flow.finish(position, scored, oldest=scored.oldest_version, flat=is_flat(scored))
-                self._news.notify_all()
-
-    async def _next(self, sampler: GroupSampler) -> int | None:
-        """The next position to sample; None once there is none for this sampler."""
+    async def _group(self, position: int, unit: PlacedUnit) -> None:
+        """Sample the group at `position`; when it is thrown away its position is to be started again."""
+        prompt = await asyncio.to_thread(self._prompts.at, position)
+        try:
+            scored = await self._sampler.group(unit, prompt)
+        except Requeued:
+            scored = None
         async with self._news:
-            while not self._closed and self._sampler is sampler:
-                position = self._flow.start()
-                if position is not None:
-                    return position
+            del self._on[position]
+            if scored is None:
+                self._flow.lose(position)
+            else:
+                self._flow.finish(position, scored, oldest=scored.oldest_version, flat=is_flat(scored))
+            self._news.notify_all()
+
+    async def _next(self) -> tuple[int, PlacedUnit] | None:
+        """The next position to sample, and where; None once there is none."""
+        async with self._news:
+            while not self._closed:
+                unit = self._free_unit()
+                position = None if unit is None else self._flow.start()
+                if unit is not None and position is not None:
+                    self._on[position] = unit
+                    return position, unit
                 await self._news.wait()
         return None
+
+    def _free_unit(self) -> PlacedUnit | None:
+        """The unit with the fewest groups, where it takes one more."""
+        pool = self._sampler.pool
+        groups = Counter(pool.present(unit).id for unit in self._on.values())
+        unit = min(pool.units, key=lambda unit: groups[unit.id])
+        return unit if groups[unit.id] < pool.room(self._sampler.samples) else None
 
 
 class RecordedRollouts:
@@ -138,12 +144,6 @@ class RecordedRollouts:
         """Nothing is sampled."""
 
     async def serve(self, version: int) -> None:
-        """Nothing is sampled."""
-
-    async def drain(self) -> None:
-        """Nothing is sampled."""
-
-    async def move(self, sampler: GroupSampler) -> None:
         """Nothing is sampled."""
 
     async def close(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import grpc.aio
 
+from nereus.spec import JobSpec
 from nereus.v1 import transitions_pb2 as pb
 from nereus.v1.transitions_pb2_grpc import TransitionServiceServicer
 from nereus_common.core.ids import JobId, ModelStage, TransitionId
@@ -27,7 +28,11 @@ class TransitionServicer(TransitionServiceServicer):
         self._desk = desk
 
     async def ShowTransition(self, request: pb.ShowTransitionRequest, context: Context) -> pb.ShowTransitionResponse:
-        shown = await self._desk.show(JobId(request.job_id), plan_from_pb(request.target))
+        target = plan_from_pb(request.target)
+        if request.job_id:
+            shown = await self._desk.show(JobId(request.job_id), target)
+        else:
+            shown = await self._desk.show_from(JobSpec.from_json(request.spec_json), target)
         return pb.ShowTransitionResponse(transition=shown)
 
     async def ApplyTransition(self, request: pb.ApplyTransitionRequest, context: Context) -> pb.ApplyTransitionResponse:

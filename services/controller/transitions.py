@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from nereus.spec import JobSpec
 from nereus.v1 import transitions_pb2 as pb
 from nereus_common.core.errors import Conflict, Unavailable
 from nereus_common.core.ids import JobId, ModelStage, TransitionId, check_name
@@ -30,6 +31,11 @@ class TransitionDesk:
         await self._running(job)
         return await (await self._coordinator()).plan_transition(job, target, PLAN_SECONDS)
 
+    async def show_from(self, spec: JobSpec, target: Plan) -> pb.Transition:
+        """A dry run of a job that is only a file, from the plan in it, which it must have."""
+        plan = spec.written_plan
+        return await (await self._coordinator()).plan_transition_from(spec, plan, target, PLAN_SECONDS)
+
     async def apply(
         self, job: JobId, target: Plan, transition: str = "", *, due: int | None = None
     ) -> TransitionRecord:
@@ -43,7 +49,7 @@ class TransitionDesk:
         for record in known:
             if record.id == name and record.target == target:
                 return record
-            if record.id == name or not record.state.ended:
+            if record.id == name or not (record.state.ended or record.state.committed):
                 raise Conflict(
                     f"transition {record.id} of job {job} is {record.state}", remedy="wait until it has ended", job=job
                 )

@@ -3,30 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
-from nereus_common.core.ids import DeviceId, ModelStage, Stage
+from nereus_common.core.ids import DeviceId, JobId, ModelStage, Stage
 from nereus_common.core.plan import StagePlan
-from nereus_common.planning.memory import footprint
+from nereus_common.planning.memory import GENERATION_HOST, footprint
 from nereus_common.registry import Registry
 from nereus_common.state.architecture import ModelShape
 from nereus_common.transitions.dag import TransitionDag
 from nereus_common.transitions.needs import RankNeed
 from nereus_common.transitions.planner import plan_transition
+from nereus_common.transitions.traffic import LinkTraffic, traffic
 
-from .jobs import PlacedJob
 from .placement import Placement, model_shape
 
 
-async def fit(registry: Registry, placed: PlacedJob, target: Placement) -> TransitionDag:
-    """The DAG from the job's plan to the target's. Raises what `plan_transition` raises where there is no way."""
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """How a plan is reached, and what crosses which link on the way."""
+
+    dag: TransitionDag
+    shapes: Mapping[str, ModelShape]
+
+    def traffic(self) -> tuple[LinkTraffic, ...]:
+        """Compiles all transfer programs: up to seconds for a thousand ranks."""
+        return traffic(self.dag, self.shapes)
+
+
+async def fit(registry: Registry, old: Placement, target: Placement, bucket_bytes: int) -> Fitted:
+    """The way from one placement to another. Raises what `plan_transition` raises where there is none."""
     shapes = {name: await model_shape(source) for name, source in target.models.items()}
 
     def needs(name: ModelStage, stage: StagePlan, rank: int) -> RankNeed:
         return rank_need(shapes[name.model], name, stage, rank)
 
     budgets = {device.id: device.memory_bytes for device in await registry.devices()}
-    occupied = await _by_others(registry, placed)
-    return plan_transition(placed.placement.plan, target.plan, needs, budgets, occupied=occupied)
+    occupied = await _by_others(registry, old.job)
+    dag = plan_transition(old.plan, target.plan, needs, budgets, occupied=occupied, bucket_bytes=bucket_bytes)
+    return Fitted(dag, shapes)
 
 
 def rank_need(shape: ModelShape, name: ModelStage, stage: StagePlan, rank: int) -> RankNeed:
@@ -34,12 +48,14 @@ def rank_need(shape: ModelShape, name: ModelStage, stage: StagePlan, rank: int) 
     same size; what it computes with is made from them."""
     found = footprint(shape, name, stage, rank)
     state = found.optimizer * 3 // 2 if name.stage is Stage.TRAINING else found.weights
-    return RankNeed(state=state, rest=found.total - state)
+    asleep = GENERATION_HOST if name.stage is Stage.GENERATION else 0
+    return RankNeed(state=state, rest=found.total - state, asleep=asleep)
 
 
-async def _by_others(registry: Registry, placed: PlacedJob) -> Mapping[DeviceId, int]:
-    """Bytes granted to units of other jobs, by device."""
-    mine = {unit.id for unit in placed.units}
+async def _by_others(registry: Registry, job: JobId) -> Mapping[DeviceId, int]:
+    """Bytes granted to units of other jobs, by device. Those of this job that its plan does not know are on their way
+    out, and gone before anything is begun. No `job`: one that is placed nowhere."""
+    mine = {unit.value.id for unit in await registry.units(job)} if job else set()
     used: dict[DeviceId, int] = {}
     for grant in await registry.grants():
         if grant.unit not in mine:

@@ -5,24 +5,27 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nereus_common.core.emu import Event, Phase, Unit
 from nereus_common.core.errors import Conflict, NotFound, ProcessLost, StaleEpoch, Unavailable
 from nereus_common.core.ids import DeviceId, JobId, ModelStage, Stage
+from nereus_common.core.plan import Plan
 from nereus_common.registry import Versioned
 from nereus_common.rpc.together import together
 from nereus_common.stages.base import UnitSpec, new_unit
 
 from .ledger import UnitLedger
 from .placement import Placement, loads_from_folder, needed_bytes, synced_models, unit_specs
+from .rates import LinkRates
 from .reach import Reach, Targets, meeting_point
 from .remote_unit import RemoteUnit
 from .sync import SyncReport, WeightSync
 
 log = logging.getLogger(__name__)
 
-LEADING_SECONDS = 60.0
+LEADING_SECONDS = 300.0
+"""A new leader may have to wake engines first."""
 
 
 @dataclass(slots=True)
@@ -50,6 +53,7 @@ class PlacedJobs:
         self._jobs: dict[JobId, PlacedJob] = {}
         self._placing: dict[JobId, asyncio.Lock] = {}
         self._opened = asyncio.Event()
+        self.rates = LinkRates()
 
     def open(self) -> None:
         """What an earlier life of this service left under way is ended: jobs may be placed, or taken over."""
@@ -93,6 +97,7 @@ class PlacedJobs:
             return SyncReport(model, version, 0, 0, 0.0, {})
         async with placed.busy:
             report = await weight_sync.run(version, timeout, f"{job}.e{epoch}.sync.{model}.v{version}")
+            self.rates.saw(report.measured)
             await self._ledger.took_version(weight_sync.receivers, version)
             return report
 
@@ -121,7 +126,7 @@ class PlacedJobs:
         targets = await self._reach.stage_services()
         specs = unit_specs(placement, meeting_point)
         for spec in specs:
-            await self._ledger.add(spec, wanted_bytes(spec, needed))
+            await self._ledger.add(spec, wanted_bytes(new_unit(spec), needed))
         units = await self.prepare(specs, targets, timeout)
         loaded = [unit for unit in units if loads_from_folder(placement.plan, unit.unit.model_stage)]
         await together(self._load(unit, placement, timeout) for unit in loaded)
@@ -150,13 +155,17 @@ class PlacedJobs:
         if committed.epoch != placement.epoch or committed.plan != placement.plan:
             return None
         known = [unit.value for unit in await self._ledger.known(placement.job)]
-        if not _is_whole(placement, known):
+        placed = units_in_place(placement, known)
+        if placed is None:
             found = ", ".join(f"{unit.id} is {unit.phase}" for unit in known)
             raise ProcessLost(
                 f"job {placement.job} is not whole at epoch {placement.epoch}: {found or 'no unit is left'}"
             )
+        needed = await needed_bytes(placement)
+        for unit in placed:  # a transition that was under way may have taken grants from them
+            await self._ledger.grant(unit.id, wanted_bytes(unit, needed))
         targets = await self._reach.stage_services()
-        units = [self._reach.unit(unit, targets) for unit in known]
+        units = [self._reach.unit(unit, targets) for unit in placed]
         log.info("job %s taken over at epoch %d", placement.job, placement.epoch)
         return PlacedJob(placement, units, syncs_of(units, placement))
 
@@ -178,28 +187,42 @@ class PlacedJobs:
 def syncs_of(units: Iterable[RemoteUnit], placement: Placement) -> dict[str, WeightSync]:
     """How each trained model that is used elsewhere too reaches its other units."""
     everything = list(units)
-    return {model: _sync_of(model, everything, placement) for model in synced_models(placement.plan)}
+    return {model: sync_of(model, everything, placement.plan) for model in synced_models(placement.plan)}
 
 
-def wanted_bytes(spec: UnitSpec, needed: Mapping[tuple[ModelStage, int, int], int]) -> dict[DeviceId, int]:
+def wanted_bytes(unit: Unit, needed: Mapping[tuple[ModelStage, int, int], int]) -> dict[DeviceId, int]:
     """What the unit's ranks need, by device."""
-    devices = spec.plan.unit_devices(spec.replica)
-    return {device: needed[spec.model_stage, spec.replica, rank] for rank, device in enumerate(devices)}
+    return {device: needed[unit.model_stage, unit.replica, rank] for rank, device in enumerate(unit.devices)}
 
 
-def _is_whole(placement: Placement, known: Iterable[Unit]) -> bool:
-    """Whether every replica of the plan is there and serves, and nothing else is."""
-    wanted = {(name, replica) for name, stage in placement.plan.stages for replica in range(stage.replicas)}
-    found = [(unit.model_stage, unit.replica) for unit in known if unit.phase is Phase.ACTIVE]
-    return sorted(found) == sorted(wanted) and all(unit.phase is Phase.ACTIVE for unit in known)
+def units_in_place(placement: Placement, known: Iterable[Unit]) -> list[Unit] | None:
+    """The units of the plan, numbered as its replicas are; None unless exactly those are there and serve.
+
+    They are told by their devices: a unit that a transition kept may be another replica of the plan it led to.
+    """
+    left = list(known)
+    found: list[Unit] = []
+    for name, stage in placement.plan.stages:
+        for replica in range(stage.replicas):
+            place = name, stage.unit_devices(replica)
+            unit = next((one for one in left if (one.model_stage, one.devices) == place), None)
+            if unit is None or unit.phase is not Phase.ACTIVE:
+                return None
+            left.remove(unit)
+            found.append(replace(unit, replica=replica))
+    return None if left else found
 
 
-def _sync_of(model: str, units: Sequence[RemoteUnit], placement: Placement) -> WeightSync:
+def sync_of(
+    model: str, units: Iterable[RemoteUnit], plan: Plan, receivers: Sequence[RemoteUnit] | None = None
+) -> WeightSync:
+    """From the model's training units among `units` to `receivers`, by default all its others."""
     mine = [unit for unit in units if unit.unit.model_stage.model == model]
     trained = ModelStage(model, Stage.TRAINING)
+    others = [unit for unit in mine if unit.unit.model_stage != trained]
     return WeightSync(
         model=model,
-        wire_dtype=placement.plan[trained].dtypes.compute,
+        wire_dtype=plan[trained].dtypes.compute,
         sources=[unit for unit in mine if unit.unit.model_stage == trained],
-        receivers=[unit for unit in mine if unit.unit.model_stage != trained],
+        receivers=others if receivers is None else receivers,
     )

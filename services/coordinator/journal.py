@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -57,6 +57,10 @@ class TransitionJournal:
                 record, nodes=tuple(state if node in numbers else was for node, was in enumerate(record.nodes))
             )
         )
+
+    async def holds(self, node: int, digests: Mapping[str, int]) -> None:
+        """What the old units of an in-place node hold, before its first round: with it a move is reversed."""
+        await self._write(lambda record: replace(record, digests={**record.digests, node: dict(digests)}))
 
     async def round_done(self, node: int, number: int) -> None:
         """Round `number` of an in-place node is complete: what it replaced may go."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from nereus_common.core.emu import Event, Phase, Unit, step
 from nereus_common.core.errors import Conflict
-from nereus_common.core.ids import DeviceId, JobId
+from nereus_common.core.ids import DeviceId, JobId, UnitId
 from nereus_common.core.plan import Plan
 from nereus_common.registry import Lease, Registry, Versioned
 from nereus_common.stages.base import UnitSpec, new_unit
@@ -34,7 +34,15 @@ class UnitLedger:
     async def add(self, spec: UnitSpec, wanted: Mapping[DeviceId, int]) -> None:
         """Record the unit, then take its bytes on every device: what is recorded can always be released."""
         await self.registry.put_unit(new_unit(spec), expected=0, fence=self.fence)
-        await self.registry.grant(spec.unit, GRANT_PHASE, wanted)
+        await self.grant(spec.unit, wanted)
+
+    async def granted(self, unit: UnitId) -> dict[DeviceId, int]:
+        """The unit's bytes by device."""
+        return {grant.device: grant.bytes for grant in await self.registry.grants() if grant.unit == unit}
+
+    async def grant(self, unit: UnitId, wanted: Mapping[DeviceId, int]) -> None:
+        """Change what the unit holds. ResourceExhausted names the device."""
+        await self.registry.grant(unit, GRANT_PHASE, wanted)
 
     async def known(self, job: JobId) -> tuple[Versioned[Unit], ...]:
         return await self.registry.units(job)
@@ -51,6 +59,13 @@ class UnitLedger:
             filled = stored.value.phase is Phase.ACTIVE
             events = (Event.UPDATE_STARTED, Event.UPDATED) if filled else (Event.LOAD_STARTED, Event.LOADED)
             await self._write(stored, unit, (*events, Event.COMMITTED), version)
+
+    async def lost(self, unit: Unit) -> None:
+        """Record that the unit does not hold its state any more: nobody takes the job over with it."""
+        stored = await self.registry.get_unit(unit.job, unit.id)
+        if stored.value.phase is not Phase.LOST:
+            gone = step(stored.value, Event.LOST, epoch=stored.value.epoch)
+            await self.registry.put_unit(gone, expected=stored.revision, fence=self.fence)
 
     async def _write(
         self, stored: Versioned[Unit], unit: RemoteUnit, events: Iterable[Event], version: int | None

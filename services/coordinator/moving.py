@@ -3,27 +3,31 @@
 shadow     offer ► pull all ► compare digests                      the old units stay whole
 in-place   offer ► (pull a round ► note it durably ► drop it)* ► compare digests
 
-A round is a run of whole tensors, of which no target receives more than a bucket. What fails leaves the offers open:
-the caller withdraws them, goes on from the first round that was not noted, or moves the other way.
+The sources are digested while the first round is pulled, which is before anything of them is dropped.
+
+A round is some whole tensors, of which no target receives more than a bucket. What fails leaves the offers open: the
+caller withdraws them, or, where something was dropped, moves the other way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from nereus_common.core.errors import DeadlineExceeded, InvalidInput, VerificationFailed
+from nereus_common.core.errors import DeadlineExceeded, VerificationFailed
 from nereus_common.core.ids import DeviceId, TensorName, UnitId
-from nereus_common.core.transfer import Box, RankRef, Transfer
+from nereus_common.core.transfer import Box, RankRef
 from nereus_common.observe.stopwatch import Stopwatch
 from nereus_common.rpc.together import together
 from nereus_common.stages.base import Holding, PullOrder, RankPulled, state_holder
-from nereus_common.state.dtypes import item_bytes
-from nereus_common.state.program import BUCKET_BYTES, bytes_needed, compile_program, device_distance
+from nereus_common.state.boxes import elements
+from nereus_common.state.distance import device_distance
+from nereus_common.state.program import BUCKET_BYTES, bytes_needed, compile_program
 from nereus_common.transitions.dag import Mode
+from nereus_common.transitions.rounds import Round, in_place_rounds
 
 WIRE_DTYPE = "float32"
 """In which training state is held."""
@@ -64,19 +68,16 @@ async def move_state(
     transition: str,
     timeout: float,
     after_round: AfterRound,
-    first_round: int = 0,
     expected: Digests | None = None,
     refill: bool = False,
-    rounds: Sequence[Sequence[TensorName]] | None = None,
     wire_dtype: str = WIRE_DTYPE,
     bucket_bytes: int = BUCKET_BYTES,
 ) -> MoveReport:
     """Fill `targets` with `version` of what `sources` hold between them, and prove it; see the module.
 
-    `after_round(n)` makes durable that round n has arrived; nothing of it is dropped before that returns. To go on with
-    a move, give the number of the first round that is not noted, and as `expected` what `agreed_digests` said of the
-    sources while they were whole. `refill`: the targets are drained units that hold parts of the version, as in the
-    reverse of a move that was stopped. `rounds`: tensors by round, for in-place moves; else `rounds_of` cuts them.
+    `after_round(n)` makes durable that round n has arrived; nothing of it is dropped before that returns. `expected`:
+    what `agreed_digests` says of the sources, where it is known already. `refill`: the targets are drained units that
+    hold parts of the version, as in the reverse of a move that was stopped: give what was expected of them then.
 
     VerificationFailed when a target does not hold what the sources held; DeadlineExceeded names the phase; and whatever
     the units raise.
@@ -84,7 +85,7 @@ async def move_state(
     move = _Move(sources, targets, version, transition, wire_dtype, bucket_bytes, refill, time.monotonic() + timeout)
     try:
         async with asyncio.timeout(timeout):
-            return await move.run(mode, after_round, first_round, expected, rounds)
+            return await move.run(mode, after_round, expected)
     except TimeoutError as late:
         names = ", ".join(str(unit.id) for unit in targets)
         raise DeadlineExceeded(
@@ -102,22 +103,6 @@ async def agreed_digests(units: Sequence[StateUnit], version: int, timeout: floa
     return first
 
 
-def rounds_of(targets: Sequence[Holding], size: int, bucket_bytes: int) -> list[list[TensorName]]:
-    """All tensors in model order, cut so that no target rank receives more than a bucket in a round, one tensor
-    excepted that is larger itself. `size`: bytes per element. It depends on the targets alone."""
-    ranks = [rank.boxes for holding in targets for rank in holding.ranks]
-    rounds: list[list[TensorName]] = []
-    fill = [0] * len(ranks)
-    for name in dict.fromkeys(name for boxes in ranks for name in boxes):
-        added = [size * sum(box.elements for box in boxes.get(name, ())) for boxes in ranks]
-        if not rounds or any(a + b > bucket_bytes for a, b in zip(fill, added, strict=True)):
-            rounds.append([])
-            fill = [0] * len(ranks)
-        rounds[-1].append(name)
-        fill = [a + b for a, b in zip(fill, added, strict=True)]
-    return rounds
-
-
 @dataclass(slots=True)
 class _Move:
     sources: Sequence[StateUnit]
@@ -132,61 +117,47 @@ class _Move:
     kept: Mapping[RankRef, Mapping[TensorName, Sequence[Box]]] = field(default_factory=dict)
     moved: int = 0
 
-    async def run(
-        self,
-        mode: Mode,
-        after_round: AfterRound,
-        first_round: int,
-        expected: Digests | None,
-        rounds: Sequence[Sequence[TensorName]] | None,
-    ) -> MoveReport:
+    async def run(self, mode: Mode, after_round: AfterRound, expected: Digests | None) -> MoveReport:
         with self.watch.phase("offer"):
             offers = await together(unit.offer(self.version, self._left) for unit in self.sources)
             wanted = await together(unit.describe(self._left, state=True) for unit in self.targets)
             if self.refill:
                 kept = await together(unit.offer(self.version, self._left) for unit in self.targets)
                 self.kept = _boxes(self.targets, kept)
-        with self.watch.phase("digest"):
-            digests = expected or await self._source_digests(first_round)
         with self.watch.phase("compile"):
-            parts = list(rounds) if rounds else self._rounds(mode, wanted)
-            program = self._compile(offers, wanted, {name for part in parts[first_round:] for name in part})
-        in_place = mode is Mode.IN_PLACE
-        if in_place and first_round:
-            with self.watch.phase("drop"):
-                await self._drop([name for part in parts[:first_round] for name in part])
-        for number in range(first_round, len(parts)):
+            rounds = self._rounds(mode, offers, wanted)
+        for one in rounds:
             with self.watch.phase("pull"):
-                await self._pull(program, offers, set(parts[number]), more=number < len(parts) - 1)
+                pull = self._pull(one, offers, more=one is not rounds[-1])
+                if expected is None:
+                    expected = await self._digested_beside(pull)
+                else:
+                    await pull
             with self.watch.phase("note"):
-                await after_round(number)
-            if in_place:
+                await after_round(one.number)
+            if mode is Mode.IN_PLACE:
                 with self.watch.phase("drop"):
-                    await self._drop(parts[number])
+                    await together(unit.drop(one.tensors, self._left) for unit in self.sources)
         with self.watch.phase("digest"):
+            digests = expected or await agreed_digests(self.sources, self.version, self._left)
             await self._verify(digests)
         needed = bytes_needed(_boxes(self.targets, wanted), held=self.kept, wire_dtype=self.wire_dtype)
-        return MoveReport(self.moved, needed, len(parts), digests, self.watch.seconds)
+        return MoveReport(self.moved, needed, len(rounds), digests, self.watch.seconds)
 
-    async def _source_digests(self, first_round: int) -> Digests:
-        if first_round:
-            raise InvalidInput(
-                f"transition {self.transition} goes on at round {first_round}: its sources are not whole any more",
-                remedy="give the digests that were taken before the first round",
-                field="expected",
-            )
-        return await agreed_digests(self.sources, self.version, self._left)
+    async def _digested_beside(self, pull: Coroutine[None, None, None]) -> Digests:
+        """The sources' digests, made while `pull` runs; sources that are about to be dropped are still whole."""
+        found: list[Digests] = []
 
-    def _rounds(self, mode: Mode, wanted: Sequence[Holding]) -> list[list[TensorName]]:
-        if mode is Mode.IN_PLACE:
-            return rounds_of(wanted, item_bytes(self.wire_dtype), self.bucket_bytes)
-        return [list(dict.fromkeys(name for unit in wanted for rank in unit.ranks for name in rank.boxes))]
+        async def digest() -> None:
+            found.append(await agreed_digests(self.sources, self.version, self._left))
 
-    def _compile(
-        self, offers: Sequence[Holding], wanted: Sequence[Holding], names: set[TensorName]
-    ) -> Sequence[Transfer]:
+        await together((pull, digest()))
+        return found[0]
+
+    def _rounds(self, mode: Mode, offers: Sequence[Holding], wanted: Sequence[Holding]) -> tuple[Round, ...]:
+        """What is pulled before the next is; a shadow move is one round."""
         holders = [state_holder(unit.id) for unit in self.sources]
-        places = {
+        devices = {
             RankRef(holder, rank.rank): DeviceId.parse(rank.device)
             for holder, holding in zip([*holders, *(unit.id for unit in self.targets)], [*offers, *wanted], strict=True)
             for rank in holding.ranks
@@ -196,22 +167,23 @@ class _Move:
             for holder, holding in zip(holders, offers, strict=True)
             for rank in holding.ranks
         }
-        lacking = {
-            ref: {name: region for name, region in boxes.items() if name in names}
-            for ref, boxes in _boxes(self.targets, wanted).items()
-        }
-        return compile_program(
-            lacking,
+        program = compile_program(
+            _boxes(self.targets, wanted),
             offered,
             held=self.kept,
             wire_dtype=self.wire_dtype,
-            distance=device_distance(places),
+            distance=device_distance(devices),
             bucket_bytes=self.bucket_bytes,
-        ).transfers
+        )
+        if mode is Mode.SHADOW:
+            return (Round(0, (), {unit.id: program.for_unit(unit.id) for unit in self.targets}),)
+        held = {
+            ref: {name: program.item_bytes * elements(region) for name, region in boxes.items()}
+            for ref, boxes in offered.items()
+        }
+        return in_place_rounds(program, held, devices, bucket_bytes=self.bucket_bytes)
 
-    async def _pull(
-        self, program: Sequence[Transfer], offers: Sequence[Holding], names: set[TensorName], more: bool
-    ) -> None:
+    async def _pull(self, one: Round, offers: Sequence[Holding], more: bool) -> None:
         addresses = {
             RankRef(state_holder(unit.id), rank.rank): rank.address
             for unit, holding in zip(self.sources, offers, strict=True)
@@ -221,7 +193,7 @@ class _Move:
             PullOrder(
                 version=self.version,
                 wire_dtype=self.wire_dtype,
-                transfers=[move for move in program if move.target.unit == unit.id and move.tensor in names],
+                transfers=one.transfers.get(unit.id, ()),
                 addresses=addresses,
                 timeout=self._left,
                 transition=self.transition,
@@ -232,9 +204,6 @@ class _Move:
         ]
         pulled = await together(unit.pull(order) for unit, order in zip(self.targets, orders, strict=True))
         self.moved += sum(rank.bytes for ranks in pulled for rank in ranks)
-
-    async def _drop(self, tensors: Sequence[TensorName]) -> None:
-        await together(unit.drop(tensors, self._left) for unit in self.sources)
 
     async def _verify(self, expected: Digests) -> None:
         found = await together(unit.digest(self.version, self._left) for unit in self.targets)

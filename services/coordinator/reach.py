@@ -59,6 +59,10 @@ class Reach:
             if answered
         }
 
+    def finds(self, unit: Unit, targets: Targets) -> bool:
+        """Whether a service for the unit is alive on its node."""
+        return (unit.model_stage.stage, node_of(unit)) in targets
+
     def unit(self, unit: Unit, targets: Targets) -> RemoteUnit:
         """Unavailable when no service for it is alive on its node."""
         stage, node = unit.model_stage.stage, node_of(unit)

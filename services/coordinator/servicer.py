@@ -9,6 +9,7 @@ from typing import Any
 import grpc.aio
 
 from nereus.v1 import coordinator_pb2 as pb
+from nereus.v1 import transitions_pb2
 from nereus.v1.coordinator_pb2_grpc import CoordinatorServiceServicer
 from nereus_common.core.errors import InvalidInput
 from nereus_common.core.ids import JobId, ModelStage, Stage, TransitionId
@@ -16,12 +17,13 @@ from nereus_common.rpc.convert import digests_to_pb, plan_from_pb
 from nereus_common.rpc.transitions import dag_to_pb
 from nereus_common.stages.convert import head_from_pb
 from nereus_common.stages.servicer import time_left
+from nereus_common.state.distance import LEVELS
 
 from .jobs import PlacedJob, PlacedJobs
 from .placement import ModelSource, Placement
 from .remote_unit import RemoteUnit
 from .sync import SyncReport
-from .transitions import Transitions
+from .transitions import Shown, Transitions
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -50,11 +52,14 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         return pb.ReleaseJobResponse()
 
     async def PlanTransition(self, request: pb.PlanTransitionRequest, context: Context) -> pb.PlanTransitionResponse:
-        job = JobId(request.job_id)
-        dag, placed = await self._transitions.plan(job, plan_from_pb(request.target))
-        shown = dag_to_pb(dag)
-        shown.job_id, shown.from_epoch = job, placed.placement.epoch
-        return pb.PlanTransitionResponse(transition=shown)
+        target = plan_from_pb(request.target)
+        if request.job_id:
+            shown = await self._transitions.show(JobId(request.job_id), target)
+        else:
+            models = {entry.model.name: _source(entry) for entry in request.models}
+            nowhere = Placement(JobId(""), 0, plan_from_pb(request.plan), models, seed=0)
+            shown = await self._transitions.show_from(nowhere, target)
+        return pb.PlanTransitionResponse(transition=_shown_to_pb(shown))
 
     async def PrepareTransition(
         self, request: pb.PrepareTransitionRequest, context: Context
@@ -92,6 +97,24 @@ class CoordinatorServicer(CoordinatorServiceServicer):
         name = ModelStage.parse(request.model_stage)
         version, found = await self._transitions.digest(JobId(request.job_id), name, time_left(context, DIGEST_SECONDS))
         return pb.DigestModelStageResponse(version=version, digests=digests_to_pb(found))
+
+
+def _shown_to_pb(shown: Shown) -> transitions_pb2.Transition:
+    told = dag_to_pb(shown.dag)
+    told.job_id, told.from_epoch = shown.job, shown.epoch
+    told.links.extend(
+        transitions_pb2.LinkBytes(
+            source=str(link.source),
+            target=str(link.target),
+            phase=str(link.phase),
+            bytes=link.bytes,
+            distance=LEVELS[link.distance],
+        )
+        for link in shown.links
+    )
+    told.bytes_needed = sum(link.bytes for link in shown.links)
+    told.seconds.update({str(phase): seconds for phase, seconds in shown.seconds.items()})
+    return told
 
 
 def _placement(request: pb.PlaceJobRequest) -> Placement:

@@ -17,14 +17,16 @@ from nereus_common.core.transfer import RankRef, TransferProgram
 from nereus_common.observe.stopwatch import Stopwatch
 from nereus_common.rpc.together import together
 from nereus_common.stages.base import PullOrder, RankPulled
-from nereus_common.state.program import bytes_needed, compile_program, device_distance
+from nereus_common.state.distance import device_distance
+from nereus_common.state.program import bytes_needed, compile_program
 
+from .rates import Measured
 from .remote_unit import RemoteUnit
 
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """`bytes_moved` as counted at the transport; `phases` in seconds."""
+    """`bytes_moved` as counted at the transport; `phases` in seconds; `measured`: how fast they came."""
 
     model: str
     version: int
@@ -32,6 +34,7 @@ class SyncReport:
     bytes_needed: int
     seconds: float
     phases: Mapping[str, float]
+    measured: Sequence[Measured] = ()
 
 
 @dataclass(slots=True)
@@ -45,6 +48,8 @@ class WeightSync:
     _program: TransferProgram | None = field(default=None, init=False)
     _needed: int = field(default=0, init=False)
     _addresses: dict[RankRef, bytes] = field(default_factory=dict, init=False)
+    _distance: dict[RankRef, int] = field(default_factory=dict, init=False)
+    """Receiving rank → how far most of its bytes come from."""
 
     async def run(self, version: int, timeout: float, transition: str) -> SyncReport:
         """Idempotent by version: units that already serve it confirm it. Raises what the receivers raise."""
@@ -68,7 +73,7 @@ class WeightSync:
             ) from late
         moved = sum(rank.bytes for unit in pulled for rank in unit)
         seconds = time.monotonic() - started
-        return SyncReport(self.model, version, moved, self._needed, seconds, watch.seconds)
+        return SyncReport(self.model, version, moved, self._needed, seconds, watch.seconds, self._measured(pulled))
 
     async def _compile(self, timeout: float) -> None:
         if self._program is not None:
@@ -91,7 +96,12 @@ class WeightSync:
             for unit, one in zip([*self.sources, *self.receivers], [*held, *lacking], strict=True)
             for rank in one.ranks
         }
-        self._program = compile_program(targets, holders, wire_dtype=self.wire_dtype, distance=device_distance(places))
+        distance = device_distance(places)
+        self._program = compile_program(targets, holders, wire_dtype=self.wire_dtype, distance=distance)
+        most: dict[RankRef, int] = {}
+        for (source, target), size in self._program.bytes_by_link().items():
+            if size > most.get(target, 0):
+                most[target], self._distance[target] = size, distance(source, target)
         self._needed = bytes_needed(targets, wire_dtype=self.wire_dtype)
         self._addresses = {ref: rank.address for ref, rank in sources.items()}
 
@@ -109,6 +119,14 @@ class WeightSync:
             for receiver in self.receivers
         ]
         return await together(receiver.pull(order) for receiver, order in zip(self.receivers, orders, strict=True))
+
+    def _measured(self, pulled: Sequence[Sequence[RankPulled]]) -> list[Measured]:
+        return [
+            Measured(self._distance[ref], rank.bytes, rank.seconds)
+            for receiver, ranks in zip(self.receivers, pulled, strict=True)
+            for rank in ranks
+            if (ref := RankRef(receiver.id, rank.rank)) in self._distance
+        ]
 
     async def _verify_all(self, version: int, pulled: Sequence[Sequence[RankPulled]], timeout: float) -> None:
         await together(

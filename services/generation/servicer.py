@@ -10,12 +10,13 @@ import grpc.aio
 
 from nereus.v1 import generation_pb2 as pb
 from nereus.v1.generation_pb2_grpc import GenerationServiceServicer
+from nereus_common.core.errors import InvalidInput
 from nereus_common.core.ids import UnitId
-from nereus_common.engines.generation.base import Finish, GenerationRequest, Piece, Sampling
+from nereus_common.engines.generation.base import Drain, Finish, GenerationRequest, Piece, Sampling
 from nereus_common.stages.servicer import time_left
 from nereus_common.stages.units import Units
 
-from .unit import GenerationUnit
+from .unit import ANSWER_SECONDS, GenerationUnit
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -26,6 +27,13 @@ _FINISH = {
     Finish.STOP: pb.FINISH_REASON_STOP,
     Finish.LENGTH: pb.FINISH_REASON_LENGTH,
     Finish.ABORT: pb.FINISH_REASON_ABORT,
+    Finish.INTERRUPTED: pb.FINISH_REASON_INTERRUPTED,
+    Finish.REQUEUED: pb.FINISH_REASON_REQUEUED,
+}
+_DRAIN = {
+    pb.DRAIN_FINISH: Drain.FINISH,
+    pb.DRAIN_RESUME: Drain.RESUME,
+    pb.DRAIN_REQUEUE: Drain.REQUEUE,
 }
 
 
@@ -47,6 +55,20 @@ class GenerationServicer(GenerationServiceServicer):
                 await cast("GenerationUnit", entry.host).abort(request.request_id, time_left(context, LIMIT))
         return pb.AbortGenerationResponse()
 
+    async def DrainUnit(self, request: pb.DrainUnitRequest, context: Context) -> pb.DrainUnitResponse:
+        if request.how not in _DRAIN:
+            raise InvalidInput("a drain says how", remedy="finish, resume or requeue", field="how")
+        unit = self._unit(request.unit_id, request.epoch)
+        timeout = min(request.timeout_seconds, max(time_left(context, LIMIT) - ANSWER_SECONDS, 0.0))
+        return pb.DrainUnitResponse(left=await unit.drain(_DRAIN[request.how], timeout))
+
+    async def ResumeUnit(self, request: pb.ResumeUnitRequest, context: Context) -> pb.ResumeUnitResponse:
+        await self._unit(request.unit_id, request.epoch).admit_again(time_left(context, LIMIT))
+        return pb.ResumeUnitResponse()
+
+    def _unit(self, unit: str, epoch: int) -> GenerationUnit:
+        return cast("GenerationUnit", self._units.serving(UnitId(unit), epoch, soon=True).host)
+
 
 def _request_from_pb(request: pb.GenerateRequest) -> GenerationRequest:
     sampling = request.sampling
@@ -64,6 +86,7 @@ def _request_from_pb(request: pb.GenerateRequest) -> GenerationRequest:
         version=request.version,
         stream_interval=request.stream_interval,
         across_versions=request.across_versions,
+        response_token_ids=tuple(request.response_token_ids),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
 from nereus_common.core.errors import ProcessLost, VerificationFailed
-from nereus_common.engines.generation.base import GenerationRequest, GenerationUnitConfig, Piece, WeightOrder
+from nereus_common.engines.generation.base import Drain, GenerationRequest, GenerationUnitConfig, Piece, WeightOrder
 from nereus_common.engines.generation.options import GenerationOptions
 from nereus_common.stages.base import Holding, HostSettings, OffersNothing, PullOrder, RankHolding, RankPulled, UnitSpec
 from nereus_common.stages.worker_set import WorkerSet
@@ -15,6 +15,23 @@ from nereus_common.workers import WorkerSpec
 
 BODY = "nereus_common.engines.generation.host:GenerationHost"
 DEFAULT_ENGINE = "vllm"
+HOST = BODY.partition(":")[0]
+PRELOAD = {
+    "vllm": (
+        HOST,
+        "nereus_common.engines.generation.vllm_engine",
+        "vllm.v1.engine.async_llm",
+        "vllm.engine.arg_utils",
+    ),
+    "transformers": (
+        HOST,
+        "nereus_common.engines.generation.transformers_engine",
+        "transformers.models.auto.modeling_auto",
+    ),
+}
+"""By engine. On CPUs vLLM starts the processes below its host anew, whatever that has imported."""
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+"""Read when it is imported: models are folders."""
 ANSWER_SECONDS = 1.0
 """By which a request that waits for a version gives up before its caller does, who then hears what it waited for."""
 
@@ -37,7 +54,8 @@ class GenerationUnit(OffersNothing):
             options=GenerationOptions.from_mapping(spec.options),
         )
         log_path = settings.log_dir / f"{spec.unit}.log"
-        self._workers = WorkerSet([WorkerSpec(spec.unit, BODY, config, log_path)], on_lost)
+        worker = WorkerSpec(spec.unit, BODY, config, log_path, OFFLINE, PRELOAD.get(config.engine, ()))
+        self._workers = WorkerSet([worker], on_lost)
 
     @property
     def pids(self) -> Sequence[int]:
@@ -60,6 +78,8 @@ class GenerationUnit(OffersNothing):
         )
 
     async def pull(self, order: PullOrder) -> Sequence[RankPulled]:
+        if order.state:
+            raise self._refused("takes its weights by weight sync only")
         items = tuple(
             tuple(
                 PullItem(move.tensor, move.box, move.source, order.addresses[move.source])
@@ -83,7 +103,8 @@ class GenerationUnit(OffersNothing):
         await self._workers.call_each("commit", version, timeout=timeout)
 
     async def sleep(self, timeout: float) -> None:
-        await self._workers.call_each("sleep", timeout=timeout)
+        """Requests in flight are handed back; KV cache and weights are free afterwards. Nothing to undo on an error."""
+        await self._workers.call_each("sleep", timeout / 2, timeout=timeout)
 
     async def wake(self, timeout: float) -> None:
         await self._workers.call_each("wake", timeout=timeout)
@@ -96,6 +117,15 @@ class GenerationUnit(OffersNothing):
         (worker,) = self._workers.workers
         patience = max(timeout - ANSWER_SECONDS, timeout / 2)
         return worker.stream("generate", request, patience, timeout=timeout)
+
+    async def drain(self, how: Drain, timeout: float) -> int:
+        """Take no more requests and see to those in flight; how many are left after `timeout` seconds."""
+        (left,) = await self._workers.call_each("drain", how, timeout, timeout=timeout + ANSWER_SECONDS)
+        return int(left)
+
+    async def admit_again(self, timeout: float) -> None:
+        """Undo a drain."""
+        await self._workers.call_each("admit_again", timeout=timeout)
 
     async def abort(self, request_id: str, timeout: float) -> None:
         await self._workers.call_each("abort", request_id, timeout=timeout)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from nereus_common.core.errors import IllegalTransition, ProcessLost
+from nereus_common.core.ids import TensorName
 from nereus_common.engines import options as engine_options
 from nereus_common.engines.inference.base import Columns, InferenceOptions, InferenceRankConfig, Scored, check_work
-from nereus_common.stages.base import Holding, HostSettings, OffersNothing, PullOrder, RankPulled, UnitSpec
+from nereus_common.engines.torch_model import answers
+from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankPulled, UnitSpec
 from nereus_common.stages.cores import KEEP_MEMORY, cores_per_rank
 from nereus_common.stages.ranks import holding_of, request_of
 from nereus_common.stages.worker_set import WorkerSet
+from nereus_common.state.digest import combine
 from nereus_common.workers import WorkerSpec
 
 BODY = "nereus_common.engines.inference.worker:InferenceWorker"
+PRELOAD = (BODY.partition(":")[0],)
 
 
-class InferenceUnit(OffersNothing):
+class InferenceUnit:
     """UnitHost over one process per rank. `on_lost` hears of a process that ended unasked."""
 
     def __init__(self, spec: UnitSpec, settings: HostSettings, on_lost: Callable[[ProcessLost], None]) -> None:
@@ -33,16 +38,39 @@ class InferenceUnit(OffersNothing):
         await self._workers.start(timeout)
 
     async def load(self, version: int, timeout: float, checkpoint: str = "") -> None:
-        await self._workers.call_each("load", version, timeout=timeout)
+        """From the model folder; a unit that had dropped parts of its state has all of it again."""
+        await self._workers.call_each("load", version, timeout / 2, timeout=timeout)
 
     async def describe(self, timeout: float, state: bool = False) -> Holding:
-        found = await self._workers.call_each("describe", timeout=timeout)
+        """The weights are the whole state."""
+        found: list[answers.RankHolding] = await self._workers.call_each("describe", timeout=timeout)
         return holding_of(found[0].version, self._devices, found)
 
     async def pull(self, order: PullOrder) -> Sequence[RankPulled]:
-        requests = [(request_of(order, rank),) for rank in range(len(self._devices))]
-        pulled = await self._workers.call_all("pull", requests, order.timeout)
+        """Into staging; with `order.state` straight into their place, in the dtype in which they are held."""
+        requests = [request_of(order, rank) for rank in range(len(self._devices))]
+        if order.state:
+            given: list[tuple[Any, ...]] = [(request, order.more) for request in requests]
+            pulled = await self._workers.call_all("pull_state", given, order.timeout)
+        else:
+            pulled = await self._workers.call_all("pull", [(request,) for request in requests], order.timeout)
         return [RankPulled(one.rank, one.bytes, one.seconds, one.digest) for one in pulled]
+
+    async def offer(self, version: int, timeout: float) -> Holding:
+        return holding_of(
+            version, self._devices, await self._workers.call_each("offer", version, timeout / 2, timeout=timeout)
+        )
+
+    async def withdraw(self, timeout: float) -> None:
+        await self._workers.call_each("withdraw", timeout / 2, timeout=timeout)
+
+    async def drop(self, tensors: Sequence[TensorName], timeout: float) -> None:
+        await self._workers.call_each("drop", list(tensors), timeout / 2, timeout=timeout)
+
+    async def digest(self, version: int, timeout: float) -> Mapping[str, int]:
+        """By "parameters". StaleVersion when any rank holds another version."""
+        parts: list[Mapping[str, int]] = await self._workers.call_each("digest_state", version, timeout=timeout)
+        return {kind: combine(part[kind] for part in parts) for kind in parts[0]}
 
     async def verify(self, version: int, wire_dtype: str, timeout: float) -> Mapping[int, int]:
         await self._workers.call_each("apply", version, timeout=timeout)
@@ -83,7 +111,7 @@ def _worker(spec: UnitSpec, rank: int, settings: HostSettings) -> WorkerSpec:
         head=spec.head,
     )
     name = f"{spec.unit}.{rank}"
-    return WorkerSpec(name, BODY, config, settings.log_dir / f"{name}.log", KEEP_MEMORY)
+    return WorkerSpec(name, BODY, config, settings.log_dir / f"{name}.log", KEEP_MEMORY, PRELOAD)
 
 
 def _options(spec: UnitSpec) -> InferenceOptions:

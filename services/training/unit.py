@@ -25,6 +25,7 @@ from nereus_common.state.digest import combine
 from nereus_common.workers import WorkerSpec
 
 BODY = "nereus_common.engines.training.worker:TrainingWorker"
+PRELOAD = (BODY.partition(":")[0],)
 
 
 class TrainingUnit:
@@ -187,7 +188,7 @@ def _worker(spec: UnitSpec, rank: int, settings: HostSettings) -> WorkerSpec:
         transport=settings.transport,
     )
     name = f"{spec.unit}.{rank}"
-    return WorkerSpec(name, BODY, config, settings.log_dir / f"{name}.log", KEEP_MEMORY)
+    return WorkerSpec(name, BODY, config, settings.log_dir / f"{name}.log", KEEP_MEMORY, PRELOAD)
 
 
 def _options(spec: UnitSpec) -> TrainingOptions:

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from nereus_generation.unit import OFFLINE, PRELOAD
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
@@ -120,7 +121,8 @@ class Unit:
         config = GenerationUnitConfig(
             "job.actor.generation.e1.r0", folder, stage, logs, engine=engine, options=options or GenerationOptions()
         )
-        spec = WorkerSpec("generation", body, config, logs / "unit.log", {"OMP_NUM_THREADS": "1"})
+        env = {**OFFLINE, "OMP_NUM_THREADS": "1"}
+        spec = WorkerSpec("generation", body, config, logs / "unit.log", env, PRELOAD[engine])
         return cls(await Worker.start(spec, timeout=START_SECONDS), config, source)
 
     async def call(self, method: str, *args: Any) -> Any:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from nereus_coordinator.moving import MoveReport, move_state
-from nereus_training.unit import TrainingUnit
+from nereus_training.unit import BODY, TrainingUnit
 
 from nereus_common.core.ids import JobId, ModelStage, Stage, TensorName, UnitId
 from nereus_common.core.layout import parse_replicated
 from nereus_common.engines import options
 from nereus_common.engines.training.base import TrainingOptions, TrainingRankConfig, TrainStepResult
 from nereus_common.rl.rollouts import RolloutBatch
-from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankPulled, Rendezvous, UnitSpec
+from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankPulled, Rendezvous, UnitHost, UnitSpec
 from nereus_common.stages.units import Units
 from nereus_common.transitions.dag import Mode
 from tests.system.rank_processes import RankProcesses
@@ -31,15 +32,14 @@ BUCKET_BYTES = 16 << 10
 
 
 class _Rank:
-    """In a rank process: the training worker that stays between calls."""
+    """In a rank process: the worker that stays between calls."""
 
     worker: Any = None
 
 
-def open_rank(config: TrainingRankConfig) -> None:
-    from nereus_common.engines.training.worker import TrainingWorker
-
-    _Rank.worker = TrainingWorker(config)
+def open_rank(body: str, config: Any) -> None:
+    module, _, name = body.partition(":")
+    _Rank.worker = getattr(importlib.import_module(module), name)(config)
 
 
 def call_rank(method: str, *given: Any) -> Any:
@@ -55,8 +55,8 @@ def close_rank() -> None:
 class PooledWorkers:
     """A WorkerSet's calls, answered by processes `first`, `first` + 1 … of a pool; they outlive the unit."""
 
-    def __init__(self, pool: RankProcesses, first: int, configs: Sequence[TrainingRankConfig]) -> None:
-        self._pool, self._first, self._configs = pool, first, configs
+    def __init__(self, pool: RankProcesses, first: int, body: str, configs: Sequence[Any]) -> None:
+        self._pool, self._first, self._body, self._configs = pool, first, body, configs
         self._open = False
 
     @property
@@ -65,7 +65,7 @@ class PooledWorkers:
 
     async def start(self, timeout: float) -> None:
         self._open = True
-        await self._run(open_rank, [(config,) for config in self._configs], timeout)
+        await self._run(open_rank, [(self._body, config) for config in self._configs], timeout)
 
     async def call_all(self, method: str, arguments: Sequence[tuple[Any, ...]], timeout: float) -> list[Any]:
         return await self._run(call_rank, [(method, *given) for given in arguments], timeout)
@@ -100,7 +100,7 @@ class PooledUnit(TrainingUnit):
             )
             for rank in range(spec.plan.layout.ranks)
         ]
-        self._workers = PooledWorkers(pool, first, configs)  # type: ignore[assignment]
+        self._workers = PooledWorkers(pool, first, BODY, configs)  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,8 @@ class LocalUnit:
         return await self.units.digest(self.id, self.spec.epoch, version, timeout)
 
     async def commit(self, version: int) -> None:
-        await self.units.verify(self.id, self.spec.epoch, version, "float32", {}, SECONDS)
+        dtype = self.spec.plan.dtypes.compute
+        await self.units.verify(self.id, self.spec.epoch, version, dtype, {}, SECONDS)
         await self.units.commit(self.id, self.spec.epoch, version, SECONDS)
 
     async def release(self) -> None:
@@ -149,17 +150,21 @@ class LocalUnit:
 class Group:
     """All units of a layout, on `pool`'s processes from `first` on. `text`: as "tp2.pp1.fs1 x2"."""
 
+    stage: ClassVar[ModelStage] = ACTOR
+    dtype: ClassVar[str] = "float32"
+    kind: ClassVar[Callable[[UnitSpec, RankProcesses, int], UnitHost]] = PooledUnit
+
     def __init__(self, pool: RankProcesses, model: Path, text: str, first: int, epoch: int) -> None:
-        plan = make_plan(text)
+        plan = make_plan(text, self.dtype)
         meeting = Rendezvous("127.0.0.1", free_port(), f"e{epoch}")
         ranks = plan.layout.ranks
         places: dict[UnitId, int] = {}
-        self.table = Units(lambda spec: PooledUnit(spec, pool, places[spec.unit]))
+        self.table = Units(lambda spec: self.kind(spec, pool, places[spec.unit]))
         self.units: list[LocalUnit] = []
         for replica in range(plan.replicas):
-            unit = UnitId(f"moved.actor.training.e{epoch}.r{replica}")
+            unit = UnitId(f"moved.{self.stage.model}.{self.stage.stage}.e{epoch}.r{replica}")
             places[unit] = first + replica * ranks
-            spec = UnitSpec(unit, JobId("moved"), ACTOR, replica, epoch, str(model), plan, "", {}, meeting, 0)
+            spec = UnitSpec(unit, JobId("moved"), self.stage, replica, epoch, str(model), plan, "", {}, meeting, 0)
             self.units.append(LocalUnit(self.table, spec))
 
     async def prepare(self) -> None:
@@ -202,6 +207,7 @@ async def move(old: Group, new: Group, version: int, mode: Mode, bucket_bytes: i
         timeout=SECONDS,
         after_round=note,
         bucket_bytes=bucket_bytes,
+        wire_dtype=old.dtype,
     )
     assert noted == list(range(report.rounds))
     return report

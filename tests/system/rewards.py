@@ -12,6 +12,12 @@ def digit_share(sample: RewardInput) -> float:
     return sum(letter.isdigit() for letter in sample.response) / max(1, len(sample.response))
 
 
+def unhurried_digit_share(sample: RewardInput) -> float:
+    """The same, with time for what else goes on on the machine."""
+    time.sleep(0.05)
+    return digit_share(sample)
+
+
 def raises(sample: RewardInput) -> float:
     raise ZeroDivisionError("this reward always raises")
 

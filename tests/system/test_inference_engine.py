@@ -118,7 +118,7 @@ def pull_and_serve(
 
     worker = InferenceWorker(config)
     try:
-        worker.load(0)
+        worker.load(0, 10.0)
 
         def logprobs() -> NDArray[np.float32]:
             found: NDArray[np.float32] = worker.score(columns, "logprobs", 1.0)["logprobs"]

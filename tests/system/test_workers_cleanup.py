@@ -22,16 +22,21 @@ from nereus_common.workers.reaping import ReaperLink
 BODIES = Path(__file__).parent / "bodies"
 
 
-@pytest.fixture(autouse=True)
-def _bodies(monkeypatch: pytest.MonkeyPatch) -> None:
+PRELOAD: list[str] = []
+"""Of the workers of a test: each runs with a process that was executed, and with one that was forked."""
+
+
+@pytest.fixture(autouse=True, params=["executed", "forked"])
+def _bodies(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BODIES))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setitem(globals(), "PRELOAD", ["worker_bodies"] if request.param == "forked" else [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_killed_service_leaves_no_process_and_no_segment(tmp_path: Path, number: signal.Signals) -> None:
     path = os.pathsep.join([str(BODIES), *(entry or os.getcwd() for entry in sys.path)])
-    command = [sys.executable, str(BODIES / "worker_service.py"), str(tmp_path)]
+    command = [sys.executable, str(BODIES / "worker_service.py"), str(tmp_path), *PRELOAD]
     env = {**os.environ, "PYTHONPATH": path}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=env) as service:
         assert service.stdout is not None
@@ -109,7 +114,7 @@ def test_a_segment_that_took_the_name_of_another_stays() -> None:
 
 
 def desk(folder: Path) -> WorkerSpec:
-    return WorkerSpec("desk", "worker_bodies:Desk", {}, folder / "desk.log")
+    return WorkerSpec("desk", "worker_bodies:Desk", {}, folder / "desk.log", preload=tuple(PRELOAD))
 
 
 def living(pid: int) -> bool:

@@ -26,6 +26,26 @@ class Finish(StrEnum):
     """A stop token was sampled; it is the last token."""
     LENGTH = "length"
     ABORT = "abort"
+    INTERRUPTED = "interrupted"
+    """Its unit is to go: the caller keeps the tokens and goes on from them on another unit."""
+    REQUEUED = "requeued"
+    """Its unit is to go: the caller throws the tokens away, and draws the whole group again."""
+
+
+class Drain(StrEnum):
+    """What becomes of the requests in flight when a unit is to go."""
+
+    FINISH = "finish"
+    """They run to their end."""
+    RESUME = "resume"
+    """They end at once, with Finish.INTERRUPTED where a sample has not ended by itself."""
+    REQUEUE = "requeue"
+    """They end at once, with Finish.REQUEUED."""
+
+    @property
+    def cut(self) -> Finish | None:
+        """The finish of what is cut short; None when nothing is."""
+        return {Drain.FINISH: None, Drain.RESUME: Finish.INTERRUPTED, Drain.REQUEUE: Finish.REQUEUED}[self]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +76,9 @@ class GenerationRequest:
     `stream_interval`: tokens per piece; 0: each sequence whole, as soon as it ends. `across_versions`: new weights do
     not wait for it; they interrupt it, and it goes on under them from the tokens it has, in a piece of its own per
     version. `version` is then the one expected at its admission only.
+
+    `response_token_ids`: what another unit has sampled of the response; only what follows is sampled and given out.
+    `sampling.max_tokens` bounds both together. Such a request is of one sample.
     """
 
     id: str
@@ -65,6 +88,7 @@ class GenerationRequest:
     version: int = -1
     stream_interval: int = 0
     across_versions: bool = False
+    response_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.prompt_token_ids:
@@ -74,6 +98,12 @@ class GenerationRequest:
         if self.samples < 1:
             raise InvalidInput(
                 f"request {self.id} asks for {self.samples} samples", remedy="1 or more", field="samples"
+            )
+        if self.response_token_ids and self.samples > 1:
+            raise InvalidInput(
+                f"request {self.id} goes on from one response, and asks for {self.samples} samples",
+                remedy="send one request for each response that goes on",
+                field="response_token_ids",
             )
 
 
@@ -199,10 +229,11 @@ class GenerationEngine(ABC):
 
     @abstractmethod
     async def sleep(self) -> None:
-        """Give up what the plan's idle residency says; no request is in flight."""
+        """Give up KV cache and weights; no request is in flight. Idempotent."""
 
     @abstractmethod
-    async def wake(self) -> None: ...
+    async def wake(self) -> None:
+        """Take storage for them again. It holds no version: one must be pulled and installed. Idempotent."""
 
     @abstractmethod
     def stats(self) -> Mapping[str, int]:

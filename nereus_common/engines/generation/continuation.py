@@ -1,4 +1,4 @@
-"""One sample of a request that goes across versions: the tokens it has, and how it goes on from them. Pure."""
+"""One sample of a request: the tokens it has, and how it goes on from them, here or on another unit. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from nereus_common.engines.generation.base import Delta, Finish, GenerationReque
 
 @dataclass(slots=True)
 class Continuation:
-    """Sampled in legs, each under one version. The next leg's prompt is the prompt and every token handed out so far.
+    """Sampled in legs, each by one unit under one version. The next leg's prompt is the prompt and every token so far,
+    those that another unit handed out included.
 
     So the next leg computes the keys and values of all of them anew, with its own weights; their log-probs are those
     of the versions that sampled them, and are not computed again.
@@ -18,9 +19,13 @@ class Continuation:
 
     request: GenerationRequest
     sample: int
-    tokens: list[int] = field(default_factory=list)
+    tokens: list[int] = field(init=False)
     legs: int = 0
-    finish: Finish | None = None
+    finish: Finish | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.response_token_ids)
+        self.finish = self.own_end()
 
     @property
     def name(self) -> str:
@@ -40,15 +45,18 @@ class Continuation:
             sampling=replace(sampling, max_tokens=left),
             samples=1,
             across_versions=False,
+            response_token_ids=(),
         )
 
-    def take(self, delta: Delta, *, interrupted: bool) -> Delta:
-        """The delta as the caller sees it. When `interrupted`, an abort is no end, unless the sample is at its own."""
+    def take(self, delta: Delta, *, cut: Finish | None) -> Delta:
+        """The delta as the caller sees it. `cut`: what the engine's abort means, unless the sample is at its own end;
+        None: that it goes on."""
         self.tokens.extend(delta.token_ids)
-        self.finish = self._own_end() if interrupted and delta.finish is Finish.ABORT else delta.finish
+        self.finish = (self.own_end() or cut) if delta.finish is Finish.ABORT else delta.finish
         return Delta(self.sample, delta.token_ids, delta.logprobs, self.finish)
 
-    def _own_end(self) -> Finish | None:
+    def own_end(self) -> Finish | None:
+        """Why there is nothing left to sample; None where there is."""
         if self.tokens and self.tokens[-1] in self.request.sampling.stop_token_ids:
             return Finish.STOP
         return Finish.LENGTH if len(self.tokens) >= self.request.sampling.max_tokens else None

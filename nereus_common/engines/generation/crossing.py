@@ -32,7 +32,8 @@ class Crossing:
         self._samples = [Continuation(request, sample) for sample in range(request.samples)]
         self._legs: dict[str, str] = {}
         """Sample → id of its leg in the engine, while it is in flight."""
-        self._aborted = False
+        self._cut: Finish | None = None
+        """Why every sample ends now."""
         most = request.sampling.max_tokens + 2  # pieces of one token each, an abort, an error
         self._ready: asyncio.Queue[Piece | Exception] = asyncio.Queue(request.samples * most)
 
@@ -52,9 +53,9 @@ class Crossing:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def abort(self) -> None:
-        """End every sample with Finish.ABORT, in flight or parked."""
-        self._aborted = True
+    async def end(self, cut: Finish) -> None:
+        """End every sample with `cut`, in flight or parked, unless it is at an end of its own. The first cut stands."""
+        self._cut = self._cut or cut
         for sample in self._samples:
             self._gate.withdraw(sample.name)
         for leg in tuple(self._legs.values()):
@@ -63,12 +64,14 @@ class Crossing:
     async def _run(self, sample: Continuation) -> None:
         version = NONE
         try:
+            if sample.finish is not None:
+                self._hand_out([Piece(sample.sample, (), (), version, sample.finish)])
             while sample.finish is None:
-                if self._aborted or not await self._gate.park(sample.name, self._deadline) or self._aborted:
-                    sample.finish = Finish.ABORT
-                    self._hand_out([Piece(sample.sample, (), (), version, Finish.ABORT)])
-                else:
+                if not self._cut and await self._gate.park(sample.name, self._deadline) and not self._cut:
                     version = await self._fly(sample)
+                else:
+                    sample.finish = self._cut or Finish.ABORT
+                    self._hand_out([Piece(sample.sample, (), (), version, sample.finish)])
         except Exception as error:  # raised to the caller, by `pieces`
             self._ready.put_nowait(error)
 
@@ -87,8 +90,8 @@ class Crossing:
             try:
                 async with aclosing(self._engine.generate(leg)) as deltas:
                     async for delta in deltas:
-                        goes_on = interrupted and not self._aborted
-                        self._hand_out(pieces.add(sample.take(delta, interrupted=goes_on)))
+                        cut = self._cut or (None if interrupted else Finish.ABORT)
+                        self._hand_out(pieces.add(sample.take(delta, cut=cut)))
             finally:
                 del self._legs[sample.name]
             self._hand_out(pieces.rest())

@@ -1,8 +1,11 @@
 """Who is served, and from which version: the state between a host's callers and its engine.
 
-    empty ──applied──► applied ──committed──► serving ◄──slept/woken──► asleep
+    empty ──applied──► applied ──committed──► serving ──slept──► asleep ──woken──► empty
       ▲                   ▲                      │
       └──────failed───────┴───── applying ◄──────┘   (interrupt, then wait: nothing in flight, none admitted)
+
+A unit that is to go is drained: it takes no more requests, and goes on with those it has, until a version is committed
+or it is told to take requests again.
 
 A flight is what the engine samples under one version, because nothing is applied while one is under way. A request
 is one flight, and new weights wait for its end; unless it goes across versions: then each of its samples is a flight
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 
 from nereus_common.core.errors import (
     Conflict,
@@ -46,6 +49,9 @@ class Gate:
         self._idle.set()
         self._applying = NONE
         self._asleep = False
+        self._draining = False
+        self._empty = asyncio.Event()
+        self._empty.set()
         self.applied = NONE
         """The version in the engine, verified; NONE before the first and after a failed one."""
         self.serving = NONE
@@ -150,16 +156,41 @@ class Gate:
                 unit=self._unit,
             )
         self.serving = version
+        self._draining = False
         self._let_go()
+
+    def stop_admitting(self) -> None:
+        """Take no more requests; those that are here go on. Until `commit` or `admit_again`."""
+        self._draining = True
+
+    def admit_again(self) -> None:
+        self._draining = False
+
+    async def emptied(self, timeout: float) -> int:
+        """Wait until no request is here, in flight or parked; how many are left after `timeout` seconds."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._empty.wait()
+        return len(self._requests)
 
     def sleep(self) -> None:
-        if self._flights:
-            raise IllegalTransition(f"unit {self._unit} has {self.active} requests in flight", remedy="drain it")
+        """Nothing is served any more, nor after `wake`, until a version is applied and committed."""
+        if self._requests or self._applying != NONE:
+            raise IllegalTransition(
+                f"unit {self._unit} has {len(self._requests)} requests and cannot sleep",
+                remedy="drain it, and let no weights be under way",
+                unit=self._unit,
+            )
         self._asleep = True
+        self.applied = self.serving = NONE
 
     def wake(self) -> None:
-        self._asleep = False
-        self._let_go()
+        """Able to take a version again."""
+        self._asleep = self._draining = False
+
+    def check_awake(self) -> None:
+        if self._asleep:
+            raise IllegalTransition(f"unit {self._unit} is asleep", remedy="wake it first", unit=self._unit)
 
     def _check(self, wanted: int) -> None:
         if not self.open:
@@ -184,11 +215,20 @@ class Gate:
     def _named(self, request_id: str) -> Iterator[None]:
         if request_id in self._requests:
             raise Conflict(f"request {request_id} is already running on {self._unit}", request=request_id)
+        if self._draining:
+            raise Unavailable(
+                f"unit {self._unit} is being drained and takes no more requests",
+                remedy="ask another unit of the model-stage",
+                unit=self._unit,
+            )
         self._requests.add(request_id)
+        self._empty.clear()
         try:
             yield
         finally:
             self._requests.discard(request_id)
+            if not self._requests:
+                self._empty.set()
 
     @contextmanager
     def _flight(self, name: str, interrupt: Interrupt | None) -> Iterator[int]:

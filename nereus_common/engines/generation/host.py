@@ -10,11 +10,13 @@ import json
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
-from nereus_common.core.errors import InvalidInput, NotFound, VerificationFailed
+from nereus_common.core.errors import DeadlineExceeded, InvalidInput, NotFound, VerificationFailed
 from nereus_common.core.transfer import RankRef
 from nereus_common.engines.generation.base import (
+    Drain,
+    Finish,
     GenerationEngine,
     GenerationRequest,
     GenerationUnitConfig,
@@ -26,7 +28,7 @@ from nereus_common.engines.generation.base import (
 )
 from nereus_common.engines.generation.crossing import Crossing
 from nereus_common.engines.generation.gate import Gate
-from nereus_common.engines.generation.pieces import Pieces
+from nereus_common.engines.generation.one_version import OneVersion
 from nereus_common.engines.generation.support import check_plan
 from nereus_common.transport import PullItem
 
@@ -53,6 +55,13 @@ PATIENCE = 3600.0
 """Seconds, where a caller does not say."""
 
 
+class Run(Protocol):
+    """A request under way."""
+
+    def pieces(self) -> AsyncGenerator[Piece]: ...
+    async def end(self, cut: Finish) -> None: ...
+
+
 class GenerationHost:
     """`describe`, `pull`, `apply_and_verify` and `commit` may be repeated for the same version: the answer stays."""
 
@@ -63,15 +72,17 @@ class GenerationHost:
         self._config = config
         self._engine = self.engines[config.engine](config)
         self._gate = Gate(config.unit)
-        self._crossings: dict[str, Crossing] = {}
+        self._runs: dict[str, Run] = {}
         self._pulled: tuple[int, tuple[RankPull, ...]] | None = None
         self._verified: tuple[int, tuple[RankDigest, ...]] | None = None
 
     async def describe(self) -> tuple[RankHolding, ...]:
+        self._gate.check_awake()
         return await self._engine.describe()
 
     async def pull(self, order: WeightOrder) -> tuple[RankPull, ...]:
         """Fill staging with a version; whatever is served goes on being served."""
+        self._gate.check_awake()
         if self._pulled is None or self._pulled[0] != order.version:
             self._pulled = None
             self._pulled = (order.version, await self._engine.pull(order))
@@ -115,20 +126,59 @@ class GenerationHost:
     async def generate(self, request: GenerationRequest, patience: float = PATIENCE) -> AsyncGenerator[Piece]:
         """Stream pieces; closing the stream aborts the request. `patience`: seconds until it stops waiting for a
         version, where it goes across versions."""
-        run = self._generate_across(request, patience) if request.across_versions else self._generate(request)
-        async with aclosing(run) as pieces:
-            async for piece in pieces:
-                yield piece
+        if request.across_versions:
+            deadline = asyncio.get_running_loop().time() + patience
+            with self._gate.admit_across(request.id, request.version):
+                crossing = Crossing(self._gate, self._engine, self._fit(request), deadline)
+                async with aclosing(self._run(request.id, crossing)) as pieces:
+                    async for piece in pieces:
+                        yield piece
+        else:
+            with self._gate.admit(request.id, request.version) as version:
+                one = OneVersion(self._engine, self._fit(request), version)
+                async with aclosing(self._run(request.id, one)) as pieces:
+                    async for piece in pieces:
+                        yield piece
 
     async def abort(self, request_id: str) -> None:
-        crossing = self._crossings.get(request_id)
-        await (self._engine.abort(request_id) if crossing is None else crossing.abort())
+        """Unknown ids are no error."""
+        if request_id in self._runs:
+            await self._runs[request_id].end(Finish.ABORT)
 
-    async def sleep(self) -> None:
+    async def drain(self, how: Drain, timeout: float) -> int:
+        """Take no more requests, and see to those that are here; how many are left after `timeout` seconds.
+
+        May be called again, also with another `how`.
+        """
+        self._gate.stop_admitting()
+        if how.cut is not None:
+            for run in tuple(self._runs.values()):
+                await run.end(how.cut)
+        return await self._gate.emptied(timeout)
+
+    async def admit_again(self) -> None:
+        """Undo a drain: requests are taken again. Those that were cut short stay so."""
+        self._gate.admit_again()
+
+    async def sleep(self, timeout: float) -> None:
+        """Hand back what is in flight as Drain.RESUME does, then give up KV cache and weights. Idempotent.
+
+        DeadlineExceeded when a request does not end: the unit serves on.
+        """
+        left = await self.drain(Drain.RESUME, timeout)
+        if left:
+            self._gate.admit_again()
+            raise DeadlineExceeded(
+                f"unit {self._config.unit} cannot sleep: {left} requests did not end within {timeout:g} s",
+                remedy="drain it first, with more time",
+                unit=self._config.unit,
+            )
         self._gate.sleep()
+        self._pulled = self._verified = None
         await self._engine.sleep()
 
     async def wake(self) -> None:
+        """Start on storage without content: a version must be pulled, verified and committed before any is served."""
         await self._engine.wake()
         self._gate.wake()
 
@@ -141,25 +191,14 @@ class GenerationHost:
             **self._engine.stats(),
         }
 
-    async def _generate(self, request: GenerationRequest) -> AsyncGenerator[Piece]:
-        with self._gate.admit(request.id, request.version) as version:
-            pieces = Pieces(version, request.stream_interval)
-            async with aclosing(self._engine.generate(self._fit(request))) as deltas:
-                async for delta in deltas:
-                    for piece in pieces.add(delta):
-                        yield piece
-
-    async def _generate_across(self, request: GenerationRequest, patience: float) -> AsyncGenerator[Piece]:
-        deadline = asyncio.get_running_loop().time() + patience
-        with self._gate.admit_across(request.id, request.version):
-            crossing = Crossing(self._gate, self._engine, self._fit(request), deadline)
-            self._crossings[request.id] = crossing
-            try:
-                async with aclosing(crossing.pieces()) as pieces:
-                    async for piece in pieces:
-                        yield piece
-            finally:
-                del self._crossings[request.id]
+    async def _run(self, request_id: str, run: Run) -> AsyncGenerator[Piece]:
+        self._runs[request_id] = run
+        try:
+            async with aclosing(run.pieces()) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            del self._runs[request_id]
 
     def _fit(self, request: GenerationRequest) -> GenerationRequest:
         """The request with max_tokens cut to what the unit's length leaves; InvalidInput where that is nothing."""

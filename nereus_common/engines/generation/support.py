@@ -28,6 +28,13 @@ def head_size(config: Mapping[str, Any]) -> int:
 
 def _check_common(engine: str, config: Mapping[str, Any], plan: StagePlan) -> None:
     layout = plan.layout
+    architectures = config.get("architectures") or ["none"]
+    if architectures[0] not in ARCHITECTURES:
+        raise _refuse(
+            "model.architecture",
+            f"the weights of {architectures[0]} cannot be taken over by the {engine} engine",
+            f"it knows {', '.join(ARCHITECTURES)}",
+        )
     if plan.generation is None:
         raise _refuse("generation", f"{engine} is given a plan without generation limits", "set `generation`")
     if layout.pp > 1:
@@ -57,13 +64,6 @@ def _check_common(engine: str, config: Mapping[str, Any], plan: StagePlan) -> No
 
 def _check_vllm(config: Mapping[str, Any], plan: StagePlan) -> None:
     _check_common("vllm", config, plan)
-    architectures = config.get("architectures") or ["none"]
-    if architectures[0] not in ARCHITECTURES:
-        raise _refuse(
-            "model.architecture",
-            f"the weights of {architectures[0]} cannot be taken over by the vllm engine",
-            f"it knows {', '.join(ARCHITECTURES)}",
-        )
     _check_tensor_parallel(config, plan.layout.tp)
     if all(device.slot.startswith("cpu") for device in plan.devices):
         _check_vllm_on_cpu(config, plan)

@@ -30,19 +30,18 @@ from nereus_common.engines.generation.base import (
 )
 from nereus_common.engines.generation.sampling import sample
 from nereus_common.engines.generation.staging import Staging, check_cover, stage
+from nereus_common.engines.torch_model.memory import give_back
 from nereus_common.state.digest import combine, digest_box
 from nereus_common.transport import open_transport
 
 
 class TransformersEngine(GenerationEngine):
     def __init__(self, config: GenerationUnitConfig) -> None:
-        from transformers import AutoConfig, AutoModelForCausalLM
-
         self._config = config
         self._dtype: torch.dtype = getattr(torch, config.plan.dtypes.compute)
-        self._model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(config.model_path))
-        self._model.to(self._dtype).eval()
-        self._parameters = {TensorName(name): tensor for name, tensor in self._model.named_parameters()}
+        self._model: Any = None
+        self._parameters: dict[TensorName, torch.Tensor] = {}
+        self._build()
         self._boxes = {name: (Box.whole(tuple(tensor.shape)),) for name, tensor in self._parameters.items()}
         self._shapes = {name: tuple(tensor.shape) for name, tensor in self._parameters.items()}
         self._generator = torch.Generator().manual_seed(config.seed)
@@ -95,16 +94,26 @@ class TransformersEngine(GenerationEngine):
             self._running[request_id] = True
 
     async def sleep(self) -> None:
-        return
+        self._model, self._parameters, self._staging = None, {}, None
+        give_back(torch.device("cpu"))
 
     async def wake(self) -> None:
-        return
+        if self._model is None:
+            await asyncio.to_thread(self._build)
 
     def stats(self) -> Mapping[str, int]:
         return {"pid.engine": os.getpid(), "cached_tokens": 0}
 
     def close(self) -> None:
         self._transport.close()
+
+    def _build(self) -> None:
+        """The model with weights of no meaning."""
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        self._model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(self._config.model_path))
+        self._model.to(self._dtype).eval()
+        self._parameters = {TensorName(name): tensor for name, tensor in self._model.named_parameters()}
 
     def _pull(self, order: WeightOrder) -> RankPull:
         staging = Staging(order.version, order.wire_dtype, self._shapes, self._boxes)

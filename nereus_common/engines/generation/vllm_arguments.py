@@ -62,7 +62,15 @@ def environment(config: GenerationUnitConfig, scratch: Path) -> dict[str, str]:
         "VLLM_LOOPBACK_IP": "127.0.0.1",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        **_compiler(config.plan),
     } | _devices(config)
+
+
+def _compiler(plan: StagePlan) -> dict[str, str]:
+    """Without graphs nothing is compiled. A few small functions of vLLM would be, by a C++ compiler, at the first
+    request and in every rank anew, because the cache lies in the scratch folder."""
+    assert plan.generation is not None
+    return {} if plan.generation.graphs else {"TORCHDYNAMO_DISABLE": "1"}
 
 
 def _devices(config: GenerationUnitConfig) -> dict[str, str]:

@@ -19,6 +19,7 @@ import pickle
 import signal
 import time
 from collections.abc import AsyncGenerator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -49,20 +50,21 @@ _log = logging.getLogger(__name__)
 
 
 class VllmEngine(GenerationEngine):
-    """Build it on the main thread: the kernel kills EngineCore when the thread that started it ends."""
+    """Build it on the main thread: the kernel kills EngineCore when the thread that started it ends.
+
+    `sleep` ends EngineCore and its ranks where the plan lets vLLM's own sleep give up nothing, as on CPUs, where it has
+    none; `wake` starts them again, on dummy weights.
+    """
 
     def __init__(self, config: GenerationUnitConfig, extension: str = EXTENSION) -> None:
         self._config = config
+        self._extension = extension
         self._scratch = Scratch.create()
         os.environ.update(environment(config, self._scratch.path))
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(config, extension)))
-        self._pids = _engine_processes()
-        self._watch = Watch(config.unit, self._pids, self._scratch)
-        self._initialised = False
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        """The thread of engines started later; it lasts as long as they may."""
         self._cached_tokens = 0
+        self._start()
         self._running: dict[str, bool] = {}
         """Requests under way; True: asked to end."""
 
@@ -119,22 +121,43 @@ class VllmEngine(GenerationEngine):
         level = sleep_level(self._config.plan)
         if level is not None:
             await self._llm.sleep(level)
+        elif self._pids:
+            await asyncio.to_thread(self._stop)
 
     async def wake(self) -> None:
         if sleep_level(self._config.plan) is not None:
             await self._llm.wake_up()
+        elif not self._pids:
+            await asyncio.get_running_loop().run_in_executor(self._starter, self._start)
 
     def stats(self) -> Mapping[str, int]:
         return {f"pid.{name}": pid for name, pid in self._pids.items()} | {"cached_tokens": self._cached_tokens}
 
     def close(self) -> None:
+        self._stop()
+        self._starter.shutdown()
+        self._scratch.remove()
+
+    def _start(self) -> None:
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(self._config, self._extension)))
+        self._pids = _engine_processes()
+        self._watch = Watch(self._config.unit, self._pids, self._scratch)
+        self._initialised = False
+
+    def _stop(self) -> None:
+        """End the engine's processes, if they run."""
+        if not self._pids:
+            return
         self._watch.stop()
         for pid in self._pids.values():  # a polite end takes vLLM 5 s, and leaves nothing that a sudden one does not
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        self._pids = {}
         self._llm.shutdown()
         del self._llm  # it looks for modules in its finalizer
-        self._scratch.remove()
 
     async def _initialise(self) -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest

@@ -1,4 +1,7 @@
-"""The inference engine: the training engine's model without gradients, weights in the compute dtype."""
+"""The inference engine: the training engine's model without gradients, weights in the compute dtype.
+
+They are the whole state of a rank, which moves as a training rank's does: see `RankState`.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,14 @@ from nereus_common.core.ids import TensorName
 from nereus_common.core.transfer import Box
 from nereus_common.core.workflow import Work
 from nereus_common.engines.inference.base import Columns, InferenceRankConfig, Scored, check_work
-from nereus_common.engines.torch_model.build import TORCH_DTYPES, build_stage, fsdp_modules
+from nereus_common.engines.torch_model.build import TORCH_DTYPES, build_stage
 from nereus_common.engines.torch_model.checkpoint import load_shards
 from nereus_common.engines.torch_model.exchange import Staging
 from nereus_common.engines.torch_model.forward import forward_packs
 from nereus_common.engines.torch_model.limits import check_plan, read_config
+from nereus_common.engines.torch_model.live_state import weight_parts
 from nereus_common.engines.torch_model.packs import PackTensors, to_tensors
+from nereus_common.engines.torch_model.rank_state import RankState
 from nereus_common.engines.torch_model.shards import shards
 from nereus_common.engines.torch_model.wire import digest_shards
 from nereus_common.engines.torch_model.world import meeting, open_world
@@ -27,15 +32,15 @@ from nereus_common.rl.packing import pack_for_ranks
 from nereus_common.rl.rollouts import RolloutBatch
 
 
-class TorchInferenceEngine:
-    """One rank. Constructing it waits for the unit's other ranks; nothing can be scored before a version is there."""
+class TorchInferenceEngine(RankState):
+    """One rank. Constructing it waits for the unit's other ranks; nothing can be scored before a version is there, and
+    no weight has storage: `load` or `apply` fill all of them, or they are pulled part by part."""
 
     def __init__(self, config: InferenceRankConfig) -> None:
         check_plan(read_config(config.model_path), config.stage, config.head)
         if config.options.threads:
             torch.set_num_threads(config.options.threads)
-        self._config, self._device = config, torch.device("cpu")
-        self._who = f"{config.unit} rank {config.rank}"
+        self._config, device = config, torch.device("cpu")
         self._compute = TORCH_DTYPES[config.stage.dtypes.compute]
         self._world = open_world(
             config.rendezvous,
@@ -44,21 +49,16 @@ class TorchInferenceEngine:
             0,
             config.rank,
             config.collective_timeout,
-            self._device.type,
+            device.type,
         )
-        self._model = build_stage(
-            config.model_path, config.stage, self._world, self._device, train=False, head=config.head
-        )
-        self._shards = shards(self._model)
-        self._version = -1
-
-    @property
-    def version(self) -> int:
-        """-1 until something was loaded or applied."""
-        return self._version
+        model = build_stage(config.model_path, config.stage, self._world, device, train=False, head=config.head)
+        self._shards = shards(model)
+        super().__init__(f"{config.unit} rank {config.rank}", device, model, weight_parts(model, self._shards))
 
     def load(self, version: int) -> None:
         """Fill this rank's boxes from the model folder."""
+        self._check_not_offered()
+        self._live.materialize()
         load_shards(Path(self._config.model_path), self._shards)
         self._changed(version)
 
@@ -68,7 +68,9 @@ class TorchInferenceEngine:
 
     def apply(self, staging: Staging) -> None:
         """Take over what was staged. VerificationFailed, and nothing changed, when it is incomplete."""
+        self._check_not_offered()
         staging.check_complete()
+        self._live.materialize()
         staging.apply()
         self._changed(staging.version)
 
@@ -111,12 +113,6 @@ class TorchInferenceEngine:
 
     def close(self) -> None:
         self._world.close()
-
-    def _changed(self, version: int) -> None:
-        """Drop what was gathered from the old shards."""
-        for module in fsdp_modules(self._model):
-            module.reshard()
-        self._version = version
 
     def _packs(self, batch: RolloutBatch, work: Work) -> Sequence[PackTensors]:
         plan, place = self._config.stage, self._world.place

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from nereus_common.core.errors import NotFound, VerificationFailed
+from collections.abc import Mapping, Sequence
+
+from nereus_common.core.errors import InvalidInput, NotFound, VerificationFailed
+from nereus_common.core.ids import TensorName
+from nereus_common.core.transfer import RankRef, state_holder
 from nereus_common.engines.inference.base import Columns, InferenceRankConfig, Scored
 from nereus_common.engines.inference.torch_native import TorchInferenceEngine
 from nereus_common.engines.torch_model.answers import RankHolding, RankPull
 from nereus_common.engines.torch_model.exchange import Staging, open_transport
+from nereus_common.engines.torch_model.offering import Offering
 from nereus_common.transport.base import PullRequest
 
 
@@ -17,9 +22,13 @@ class InferenceWorker:
         self._config = config
         self._engine = TorchInferenceEngine(config)
         self._transport = open_transport(config.transport)
+        offered, nothing = RankRef(state_holder(config.unit), config.rank), RankRef(config.unit, config.rank)
+        self._offering = Offering(self._engine, self._transport, offered, nothing)
         self._staging: Staging | None = None
 
-    def load(self, version: int) -> None:
+    def load(self, version: int, timeout: float) -> None:
+        """Fill from the model folder; what is offered is taken back first, within `timeout` seconds."""
+        self._offering.withdraw(timeout)
         self._engine.load(version)
 
     def score(self, columns: Columns, work: str, temperature: float) -> Scored:
@@ -37,6 +46,33 @@ class InferenceWorker:
         staging.check_complete()
         self._staging = staging
         return RankPull(self._config.rank, report.moved_bytes, report.seconds, report.digest)
+
+    def offer(self, version: int, timeout: float) -> RankHolding:
+        """See `Offering.offer`."""
+        return self._offering.offer(version, timeout)
+
+    def withdraw(self, timeout: float) -> None:
+        """See `Offering.withdraw`."""
+        self._offering.withdraw(timeout)
+
+    def drop(self, tensors: Sequence[TensorName], timeout: float) -> None:
+        """See `Offering.drop`."""
+        self._offering.drop(tensors, timeout)
+
+    def pull_state(self, request: PullRequest, more: bool) -> RankPull:
+        """See `Offering.pull`. InvalidInput when the weights would come in another dtype than they are held in."""
+        held = self._config.stage.dtypes.compute
+        if request.wire_dtype != held:
+            raise InvalidInput(
+                f"{self._config.unit} rank {self._config.rank} holds its weights in {held}, not {request.wire_dtype}",
+                remedy="move a state between units of one compute dtype, else load the unit from the model folder",
+                field="wire_dtype",
+            )
+        return self._offering.pull(request, more)
+
+    def digest_state(self, version: int) -> Mapping[str, int]:
+        """See `TorchInferenceEngine.state_digests`."""
+        return self._engine.state_digests(version)
 
     def apply(self, version: int) -> None:
         """Serve what was staged. Idempotent by version; NotFound when it was not pulled."""

@@ -33,11 +33,14 @@ class DeviceArray:
 
 
 def served(tensor: Tensor) -> Served:
-    """`tensor` as the transport serves it, without a copy.
+    """`tensor` as the transport serves it, without a copy; bfloat16, which numpy lacks, as its bit patterns.
 
     Not by `Tensor.numpy`, which pins the storage at its size for good: it must be possible to free it.
     """
-    return np.from_dlpack(tensor.detach()) if tensor.device.type == "cpu" else DeviceArray(tensor)
+    shown = tensor.detach()
+    if shown.dtype is torch.bfloat16:
+        shown = shown.view(torch.int16)
+    return np.from_dlpack(shown) if shown.device.type == "cpu" else DeviceArray(shown)
 
 
 def write(tensor: Tensor, data: Raw) -> None:

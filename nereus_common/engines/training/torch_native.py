@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,16 +19,17 @@ from numpy.typing import NDArray
 
 from nereus_common.checkpoints.reader import CheckpointReader
 from nereus_common.checkpoints.state import BoxState, Digests
-from nereus_common.core.errors import IllegalTransition, JobFailed, NotFound, StaleVersion
+from nereus_common.core.errors import JobFailed, NotFound, StaleVersion
 from nereus_common.core.ids import Head, TensorName
 from nereus_common.core.transfer import Box
-from nereus_common.engines.torch_model.build import TORCH_DTYPES, build_stage, fsdp_modules
+from nereus_common.engines.torch_model.build import TORCH_DTYPES, build_stage
 from nereus_common.engines.torch_model.checkpoint import load_shards
 from nereus_common.engines.torch_model.forward import forward_packs
 from nereus_common.engines.torch_model.limits import check_plan, read_config
-from nereus_common.engines.torch_model.live import Served
-from nereus_common.engines.torch_model.memory import give_back, peak_bytes, reset_peak
+from nereus_common.engines.torch_model.live_state import NOTHING
+from nereus_common.engines.torch_model.memory import peak_bytes, reset_peak
 from nereus_common.engines.torch_model.packs import PackTensors, to_tensors
+from nereus_common.engines.torch_model.rank_state import RankState
 from nereus_common.engines.torch_model.shards import shards
 from nereus_common.engines.torch_model.wire import Pieces, digest_shards, wire_copies
 from nereus_common.engines.torch_model.world import meeting, open_world
@@ -41,7 +42,6 @@ from nereus_common.engines.training.base import (
     TrainStepSpec,
 )
 from nereus_common.engines.training.gradients import clip, collect_gradients, global_norm
-from nereus_common.engines.training.live_state import NOTHING, LiveState
 from nereus_common.engines.training.microbatches import accumulate_gradients
 from nereus_common.engines.training.objective import Objective
 from nereus_common.engines.training.optimizer import ShardOptimizer
@@ -54,12 +54,12 @@ from nereus_common.engines.training.share import (
     wanted_tokens,
 )
 from nereus_common.engines.training.snapshot import fill, owned_states
+from nereus_common.engines.training.state_parts import state_parts
 from nereus_common.rl.packing import common_shape, pack_for_ranks
 from nereus_common.rl.rollouts import RolloutBatch
-from nereus_common.transport.base import Raw
 
 
-class TorchTrainingEngine:
+class TorchTrainingEngine(RankState):
     """One rank. Constructing it waits for all ranks of the model-stage; the state has no storage until it is filled:
     by `load`, `restore`, `load_state`, or by pulling it part by part."""
 
@@ -69,8 +69,7 @@ class TorchTrainingEngine:
         if config.options.threads:
             torch.set_num_threads(config.options.threads)
         torch.manual_seed(config.seed)
-        self._config, self._device = config, torch.device("cpu")
-        self._who = f"{config.unit} rank {config.rank}"
+        self._config, device = config, torch.device("cpu")
         self._world = open_world(
             config.rendezvous,
             plan.layout,
@@ -78,24 +77,17 @@ class TorchTrainingEngine:
             config.replica,
             config.rank,
             config.collective_timeout,
-            self._device.type,
+            device.type,
         )
         self._compute = TORCH_DTYPES[plan.dtypes.compute]
-        self._model = build_stage(config.model_path, plan, self._world, self._device, train=True, head=config.head)
-        self._shards = shards(self._model)
+        model = build_stage(config.model_path, plan, self._world, device, train=True, head=config.head)
+        self._shards = shards(model)
         self._optimizer = ShardOptimizer(self._shards, config.options.optimizer)
-        self._live = LiveState(self._who, self._model, self._shards, self._optimizer.moments())
-        give_back(self._device)
-        self._version = -1
-        self._offered = False
+        parts = state_parts(model, self._shards, self._optimizer.moments())
+        super().__init__(f"{config.unit} rank {config.rank}", device, model, parts)
         self._last: TrainStepResult | None = None
         self._partial: int | None = None
         """The step whose updates have begun; while the version is -1 they are not all made."""
-
-    @property
-    def version(self) -> int:
-        """-1 until loaded, and after a step that failed half way."""
-        return self._version
 
     def load(self, version: int) -> None:
         """Fill this rank's boxes from the model folder, a score head that it lacks with zeros; zero moments."""
@@ -202,60 +194,8 @@ class TorchTrainingEngine:
         """Of the whole state: parameters, moments and counters, named as in `LiveState`."""
         return self._live.boxes()
 
-    def offer(self, version: int) -> Mapping[TensorName, Sequence[tuple[Box, Served]]]:
-        """What is here of `version`, in place: from now on it stays as it is. StaleVersion when nothing is."""
-        held = self._version if self._version >= 0 else self._live.version
-        if version != held or version < 0:
-            raise StaleVersion(f"{self._who} holds version {held}, not {version}")
-        if not self._offered:
-            self._reshard()
-            give_back(self._device)
-        self._offered = True
-        return self._live.served()
-
-    def withdraw(self) -> None:
-        self._offered = False
-
-    def drop(self, tensors: Iterable[TensorName]) -> None:
-        """Free offered tensors that nobody reads any more; what is left belongs to no version that could be trained."""
-        if not self._offered:
-            raise IllegalTransition(f"{self._who} offers nothing, so nothing of it may be dropped")
-        self._version = -1
-        self._live.drop(tensors)
-        give_back(self._device)
-
-    def lacking(self, version: int, asked: Sequence[tuple[TensorName, Box]]) -> Sequence[tuple[Box, ...]]:
-        """See `LiveState.lacking`; IllegalTransition where a whole state of another version would be lost."""
-        if self._version not in (-1, version):
-            raise IllegalTransition(f"{self._who} holds version {self._version} and takes no parts of {version}")
-        return self._live.lacking(version, asked)
-
-    def put(self, tensor: TensorName, box: Box, data: Raw) -> None:
-        """See `LiveState.put`."""
-        self._live.put(tensor, box, data)
-
-    def filled(self, version: int, *, whole: bool) -> None:
-        """A part has come to its end; `whole`: it was the last, and the state is `version` now.
-
-        VerificationFailed when something of it never came.
-        """
-        self._live.settle()
-        if whole:
-            self._live.check_whole()
-            self._changed(version)
-
-    def state_digests(self, version: int) -> Mapping[str, int]:
-        """By kind, of what this rank owns within its unit; StaleVersion at another version."""
-        if version != self._version:
-            raise StaleVersion(f"{self._who} holds version {self._version}, not {version}")
-        return self._live.digests()
-
     def close(self) -> None:
         self._world.close()
-
-    def _check_not_offered(self) -> None:
-        if self._offered:
-            raise IllegalTransition(f"{self._who} offers its state and keeps it as it is", remedy="withdraw it first")
 
     def _loaded(self) -> None:
         self._check_whole()
@@ -271,15 +211,9 @@ class TorchTrainingEngine:
             )
 
     def _changed(self, version: int) -> None:
-        """The state was replaced: forget what was made from the old one, gathered parameters too."""
-        self._reshard()
-        self._version, self._last, self._partial, self._offered = version, None, None, False
-        self._live.replaced(version)
-
-    def _reshard(self) -> None:
-        """Drop gathered parameters."""
-        for module in fsdp_modules(self._model):
-            module.reshard()
+        """Forget what was made from the old state."""
+        super()._changed(version)
+        self._last, self._partial = None, None
 
     def _prepare(self, spec: TrainStepSpec, columns: Columns) -> tuple[Sequence[Minibatch], Objective]:
         """All that can be refused is refused here, on all ranks alike."""

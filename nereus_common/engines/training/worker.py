@@ -11,6 +11,7 @@ from nereus_common.core.ids import TensorName
 from nereus_common.core.transfer import RankRef, state_holder
 from nereus_common.engines.torch_model.answers import RankHolding, RankPull
 from nereus_common.engines.torch_model.exchange import open_transport
+from nereus_common.engines.torch_model.offering import Offering
 from nereus_common.engines.training.base import (
     Columns,
     TensorState,
@@ -19,7 +20,6 @@ from nereus_common.engines.training.base import (
     TrainStepResult,
     TrainStepSpec,
 )
-from nereus_common.engines.training.offering import Offering
 from nereus_common.engines.training.snapshot import Snapshots
 from nereus_common.engines.training.torch_native import TorchTrainingEngine
 from nereus_common.transport.base import PullRequest

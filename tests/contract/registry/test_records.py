@@ -138,6 +138,7 @@ async def test_a_transition_comes_back_as_it_was_written(registry: Registry, oth
         units=(UnitId("u2"),),
         kept=(UnitId("u1"),),
         rounds={1: 4},
+        digests={1: {"parameters": (1 << 64) - 1, "step": 3}},
         step=7,
         bytes_moved=1 << 60,
         seconds={"move": 0.25},

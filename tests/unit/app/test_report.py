@@ -45,6 +45,14 @@ def evaluation(when: str, mode: str, mean: float) -> JobEvent:
     )
 
 
+MOVED = {
+    "transition_id": "a.t1",
+    "state": "done",
+    "step": 8,
+    "bytes_moved": 3 << 29,
+    "bytes_needed": 3 << 29,
+    "seconds": {"prepare": 20.0, "move": 4.0, "verify": 0.5, "sync": 1.0, "commit": 0.1, "release": 2.0},
+}
 EVENTS = [
     event("state", state="placing"),
     event("state", state="running", plan=PLAN),
@@ -53,6 +61,8 @@ EVENTS = [
     evaluation("before", "greedy", 0.7),
     event("step", **STEP),
     event("news", anything=1),
+    event("transition", transition_id="a.t1", state="moving"),
+    event("transition", **MOVED),
     evaluation("after", "sampled", 0.6),
     evaluation("after", "greedy", 0.7),
     event("state", state="succeeded"),
@@ -85,6 +95,10 @@ def test_the_table_shows_before_after_and_gain(report: DemoReport) -> None:
     text = screen.getvalue()
     assert "40.0% (35.0% to 45.0%)" in text and "+20.0" in text and "80.0%" in text
     assert "peak memory of all processes 3.0 GiB" in cost_line(report)
+
+
+def test_the_line_of_a_transition_says_for_how_long_nothing_went_on() -> None:
+    assert "1611 MB, moved/needed 1.00, in 5.60 s" in str(line(event("transition", **MOVED)))
 
 
 def test_every_known_kind_is_one_line_and_unknown_kinds_are_left_out() -> None:

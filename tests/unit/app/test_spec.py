@@ -55,6 +55,13 @@ def test_json_gives_the_same_job_back() -> None:
         ({"rewards": []}, "job", "rewards is empty"),
         ({"environment": {"name": "x", "option": {}}}, "environment.option", "did you mean options?"),
         ({"asynchronous": {"stalenes": 1}}, "asynchronous.stalenes", "did you mean staleness?"),
+        ({"transitions": {"in_fligth": "finish"}}, "transitions.in_fligth", "did you mean in_flight?"),
+        ({"transitions": {"in_flight": "keep"}}, "transitions.in_flight", "'finish', 'resume' or 'requeue'"),
+        (
+            {"asynchronous": {"partial": False}, "transitions": {"in_flight": "resume"}},
+            "transitions",
+            "in_flight: resume lets responses go on",
+        ),
         ({"rewards": [{"name": "a", "model": "b"}]}, "rewards.0", "a function (name) or a model (model)"),
         ({"rewards": ["a.py:f", "b.py:f"]}, "job", "two rewards are called f"),
         ({"rewards": [{"model": "judge"}]}, "job", "models lacks judge, which this job needs"),

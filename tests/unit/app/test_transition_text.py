@@ -12,7 +12,7 @@ from nereus import rendering
 from nereus.cli.targets import parse_target
 from nereus.spec import JobSpec
 from nereus.spec.moves import merge_target
-from nereus.transition import Transition, TransitionEdge, TransitionNode
+from nereus.transition import Transition, TransitionEdge, TransitionLink, TransitionNode
 from nereus_common.core.errors import InvalidInput, InvalidPlan
 from nereus_common.core.plan import Plan, plan_from_dict
 from nereus_common.transitions.lifecycle import TransitionState
@@ -111,6 +111,21 @@ def test_the_text_says_what_happens_in_which_order_and_fits_a_narrow_terminal() 
         "node0/cpu2   peak 128.0 MiB of 512.0 MiB (25%)",
     ]
     assert max(map(len, text.splitlines())) <= 60
+
+
+def test_a_dry_run_says_which_links_carry_how_much_and_how_long_that_takes() -> None:
+    links = [
+        TransitionLink("n0/g0", "n1/g0", "move", 64 * MIB, "far"),
+        *(TransitionLink("n0/g0", f"n0/g{number}", "sync", MIB, "node") for number in range(1, 10)),
+    ]
+    shown = replace(transition(PLAN), links=tuple(links), seconds={"move": 2.0})
+    lines = rendering.as_text(shown).splitlines()
+    assert "move  n0/g0 -> n1/g0 64.0 MiB (far)" in lines and "sync  n0/g0 -> n0/g1 1.0 MiB (same node)" in lines
+    assert "      and 2.0 MiB over 2 further links" in lines
+    assert "move     2.00 s at the rates measured so far" in lines
+    assert "no time for sync: such a link has carried nothing yet" in lines
+    assert rendering.rate_of(shown) is None
+    assert rendering.rate_of(replace(shown, seconds={"move": 2.0, "sync": 1.0})) == 73 * MIB / 3
 
 
 def test_the_text_of_one_that_failed_says_why() -> None:

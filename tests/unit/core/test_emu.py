@@ -59,9 +59,21 @@ def test_a_unit_lives_through_load_update_and_sleep() -> None:
     assert (active.phase, active.version) == (Phase.ACTIVE, 0)
     updated = apply(active, Event.UPDATE_STARTED, Event.UPDATED, Event.COMMITTED, version=1)
     assert (updated.phase, updated.version) == (Phase.ACTIVE, 1)
-    asleep = apply(updated, Event.SLEPT)
-    assert apply(asleep, Event.WOKEN) == updated
-    assert apply(asleep, Event.LOAD_STARTED).phase is Phase.LOADING
+    woken = apply(updated, Event.SLEPT, Event.WOKEN)
+    assert woken.phase is Phase.PREPARED
+    assert apply(woken, Event.LOAD_STARTED, Event.LOADED, Event.COMMITTED, version=1) == updated
+
+
+@pytest.mark.parametrize("phase", [Phase.ASLEEP, Phase.PREPARED])
+def test_a_unit_that_slept_serves_nothing_before_it_is_filled_again(phase: Phase) -> None:
+    """Whatever happens next, the way back to work leads through a load."""
+    reachable, seen = [phase], set[Phase]()
+    while reachable:
+        now = reachable.pop()
+        seen.add(now)
+        following = {to for (at, event), to in NEXT.items() if at is now and event is not Event.LOAD_STARTED}
+        reachable += following - seen
+    assert not seen & {Phase.ACTIVE, Phase.UPDATING}
 
 
 def test_a_failed_update_leaves_the_old_version_serving_and_a_failed_load_nothing() -> None:

@@ -59,3 +59,24 @@ def test_a_program_counts_its_bytes_and_gives_each_target_its_part() -> None:
     assert program.bytes == 16
     assert program.for_target(two) == transfers[1:]
     assert program.for_target(source) == ()
+
+
+def test_a_program_is_the_same_from_columns_as_from_objects_and_sums_its_links() -> None:
+    a, b, t = RankRef("a", 0), RankRef("b", 0), RankRef("t", 1)
+    transfers = (
+        Transfer(TensorName("w"), Box((0, 2), (3, 4)), a, t),
+        Transfer(TensorName("w"), Box((3, 2), (4, 4)), b, t, 1),
+        Transfer(TensorName("w:step"), Box((), ()), a, t, 1),
+        Transfer(TensorName("n"), Box((1,), (5,)), a, RankRef("u", 0)),
+    )
+    program = TransferProgram(transfers, "float32", 4)
+    assert program.transfers == transfers
+    assert TransferProgram(program.columns, "float32", 4) == program != TransferProgram(transfers[:3], "float32", 4)
+    assert program.bytes_by_link() == {(a, t): 28, (b, t): 8, (a, RankRef("u", 0)): 16}
+    assert program.for_unit("t") == transfers[:3]
+    assert len(program) == 4
+
+
+def test_an_empty_program_moves_nothing() -> None:
+    program = TransferProgram((), "float32", 4)
+    assert (program.transfers, program.bytes, program.bytes_by_link(), len(program)) == ((), 0, {}, 0)

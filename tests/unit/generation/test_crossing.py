@@ -24,6 +24,7 @@ from nereus_common.engines.generation.base import (
 )
 from nereus_common.engines.generation.crossing import Crossing
 from nereus_common.engines.generation.gate import NONE, Gate
+from nereus_common.engines.generation.one_version import OneVersion
 
 pytestmark = pytest.mark.fast
 STOP = 0
@@ -111,8 +112,17 @@ class Scene:
         request = GenerationRequest(name, PROMPT, sampling, samples, stream_interval=interval, across_versions=True)
         return Crossing(self.gate, self.engine, request, asyncio.get_running_loop().time() + 5)
 
+    def run(self, response: tuple[int, ...], version: int, *, across: bool) -> Crossing | OneVersion:
+        """One sample that goes on from `response`."""
+        request = GenerationRequest(
+            "r", PROMPT, Sampling(30, stop_token_ids=(STOP,)), across_versions=across, response_token_ids=response
+        )
+        if across:
+            return Crossing(self.gate, self.engine, request, asyncio.get_running_loop().time() + 5)
+        return OneVersion(self.engine, request, version)
 
-async def _all(crossing: Crossing) -> list[Piece]:
+
+async def _all(crossing: Crossing | OneVersion) -> list[Piece]:
     async with aclosing(crossing.pieces()) as pieces:
         return [piece async for piece in pieces]
 
@@ -176,7 +186,7 @@ async def test_an_abort_while_parked_ends_every_sample() -> None:
     scene = Scene()
     crossing = scene.crossing()
     running, _ = await _parked(scene, crossing)
-    await crossing.abort()
+    await crossing.end(Finish.ABORT)
     pieces = await running
     assert [piece.sample for piece in pieces if piece.finish is Finish.ABORT] == [0, 1]
     assert {piece.version for piece in pieces} == {1}
@@ -189,8 +199,55 @@ async def test_an_abort_in_flight_ends_every_sample_also_when_weights_come_at_th
     scene.gate.commit(1)
     running = asyncio.create_task(_all(crossing))
     await asyncio.sleep(0)
-    await asyncio.gather(scene.sync(2), crossing.abort())
+    await asyncio.gather(scene.sync(2), crossing.end(Finish.ABORT))
     assert [piece.sample for piece in await running if piece.finish is Finish.ABORT] == [0, 1]
+
+
+@pytest.mark.parametrize("across", [True, False])
+@pytest.mark.parametrize("seed", range(40))
+async def test_a_response_handed_back_goes_on_elsewhere_without_a_token_lost_or_doubled(
+    seed: int, across: bool
+) -> None:
+    """Units at versions 1, 2, 3 …, each drained at a random moment, while the first also takes new weights."""
+    chance = random.Random(seed)
+    stop_at = chance.choice([-1, chance.randint(1, 30)])
+    tokens: list[int] = []
+    versions: list[int] = []
+    finish: Finish | None = None
+    for version in range(1, 40):
+        scene = Scene(seed + version, stop_at)
+        await scene.sync(version)
+        scene.gate.commit(version)
+        run = scene.run(tuple(tokens), version, across=across)
+        running = asyncio.create_task(_all(run))
+        for _ in range(chance.randint(0, 40)):
+            await asyncio.sleep(0)
+        await asyncio.gather(
+            run.end(Finish.INTERRUPTED), *([scene.sync(version + 1)] if across and version == 1 else [])
+        )
+        for piece in await running:
+            assert finish is None, "nothing comes after a sample's end"
+            tokens += piece.token_ids
+            versions += [piece.version] * len(piece.token_ids)
+            assert all(value == piece.version for value in piece.logprobs)
+            finish = piece.finish
+        assert (scene.gate.active, scene.gate.parked) == (0, 0)
+        if finish is not Finish.INTERRUPTED:
+            break
+        finish = None
+    assert tokens == ([*range(1, 31)] if stop_at == -1 else [*range(1, stop_at), STOP])
+    assert finish is (Finish.LENGTH if stop_at == -1 else Finish.STOP)
+    assert versions == sorted(versions)
+
+
+async def test_a_parked_request_that_is_cut_says_how() -> None:
+    for cut in (Finish.INTERRUPTED, Finish.REQUEUED):
+        scene = Scene()
+        crossing = scene.crossing()
+        running, _ = await _parked(scene, crossing)
+        await crossing.end(cut)
+        await crossing.end(Finish.ABORT)
+        assert [piece.finish for piece in await running if piece.finish] == [cut, cut]
 
 
 async def test_a_caller_that_leaves_while_parked_leaves_nothing_behind() -> None:

@@ -84,14 +84,45 @@ async def test_another_version_and_a_taken_id_are_refused() -> None:
     assert gate.active == 0
 
 
-async def test_an_asleep_unit_admits_nobody() -> None:
-    gate = await _serving()
-    gate.sleep()
-    with pytest.raises(IllegalTransition, match="asleep"), gate.admit("a", NONE):
-        pass
-    gate.wake()
-    with gate.admit("a", NONE), pytest.raises(IllegalTransition, match="in flight"):
+async def test_a_unit_that_slept_serves_nobody_until_a_version_is_applied_and_committed() -> None:
+    gate = await _serving(3)
+    with gate.admit("a", NONE), pytest.raises(IllegalTransition, match="1 requests"):
         gate.sleep()
+    gate.sleep()
+    for closed in ("asleep", "serves no version"):
+        with pytest.raises(IllegalTransition, match=closed), gate.admit("a", NONE):
+            pass
+        with pytest.raises(IllegalTransition, match=closed), gate.admit_across("a", NONE):
+            pass
+        with pytest.raises(IllegalTransition, match="applied version -1, cannot serve 3"):
+            gate.commit(3)
+        gate.wake()
+    async with gate.applying(3, 1):
+        pass
+    gate.commit(3)
+    with gate.admit("a", 3):
+        pass
+
+
+async def test_a_drained_unit_takes_no_request_until_a_commit_or_a_word_and_keeps_those_it_has() -> None:
+    gate = await _serving(3)
+    with gate.admit("first", NONE), gate.admit_across("second", NONE):
+        gate.stop_admitting()
+        for admit in (gate.admit, gate.admit_across):
+            with pytest.raises(Unavailable, match="unit unit is being drained"), admit("late", NONE):
+                pass
+        assert await gate.emptied(0.01) == 2
+        assert await _soon(gate, "second[0]"), "what is here goes on"
+    assert await gate.emptied(1) == 0
+    gate.admit_again()
+    with gate.admit("again", NONE):
+        pass
+    gate.stop_admitting()
+    async with gate.applying(4, 1):
+        pass
+    gate.commit(4)
+    with gate.admit("after", 4):
+        pass
 
 
 async def _never() -> None:
@@ -196,16 +227,3 @@ async def test_one_that_crosses_may_come_while_weights_do_unless_it_wants_a_vers
     gate.commit(1)
     with pytest.raises(StaleVersion), gate.admit_across("a", 2):
         pass
-
-
-async def test_what_is_parked_sleeps_on_until_the_unit_is_woken() -> None:
-    gate = await _serving(3)
-    async with gate.applying(4, 1):
-        waiting = asyncio.create_task(_soon(gate, "a[0]"))
-        await asyncio.sleep(0)
-    gate.sleep()
-    gate.commit(4)
-    await asyncio.sleep(0.01)
-    assert not waiting.done()
-    gate.wake()
-    assert await waiting

@@ -24,7 +24,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Simulation:
-    """One job under a random schedule of starts, tokens, ends, losses, syncs and crashes of the whole job.
+    """One job under a random schedule of starts, tokens, ends, losses, syncs, moves and crashes of the whole job.
 
     Training is slower or faster than generation as chance has it. A crash goes back to the last checkpoint: an earlier
     step with its position; what was in flight is forgotten.
@@ -51,9 +51,9 @@ class Simulation:
         raise AssertionError(f"step {self.flow.step} of {self.pace.steps} was never finished")
 
     def turn(self) -> None:
-        event = self.dice.choices(range(7), (6, 8, 6, 1, 5, 4, 0.05))[0]
+        event = self.dice.choices(range(8), (6, 8, 6, 1, 5, 4, 0.05, 1))[0]
         self.seen.add(event)
-        [self.begin, self.grow, self.end, self.fault, self.take, self.sync, self.crash][event]()
+        [self.begin, self.grow, self.end, self.fault, self.take, self.sync, self.crash, self.move][event]()
 
     def begin(self) -> None:
         position = self.flow.start()
@@ -96,6 +96,17 @@ class Simulation:
             if self.dice.random() < 0.3:
                 self.checkpoint = (self.flow.step, self.flow.position)
 
+    def move(self) -> None:
+        """Between an update and its sync some units go: what they sample is thrown away; on others it goes on."""
+        if self.trained:
+            self.flow.paused = True
+            for position in sorted(self.growing):
+                if self.dice.random() < 0.5:
+                    del self.growing[position]
+                    self.flow.lose(position)
+            assert self.flow.start() is None
+            self.sync()
+
     def crash(self) -> None:
         step, position = self.checkpoint
         self.flow = RolloutFlow(self.pace, step, position, step)
@@ -126,7 +137,7 @@ def test_staleness_never_exceeds_eta_in_a_thousand_random_schedules_with_faults(
             assert 0 <= stale <= eta
             worst[eta] = max(worst.get(eta, 0), stale)
     assert worst == {0: 0, 1: 1, 2: 2, 3: 3}, "the bound is reached, so the schedules try it"
-    assert seen == set(range(7))
+    assert seen == set(range(8))
 
 
 def test_every_step_has_its_groups_in_order_and_none_is_skipped_or_repeated() -> None:

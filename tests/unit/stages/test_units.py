@@ -10,6 +10,7 @@ import pytest
 from nereus_common.core.emu import Phase
 from nereus_common.core.errors import (
     Conflict,
+    DeadlineExceeded,
     IllegalTransition,
     NotFound,
     ProcessLost,
@@ -257,3 +258,57 @@ async def test_a_unit_that_never_served_gives_its_parts_back_and_is_drained(unit
     await units.drop(UNIT, 4, [TensorName("a")], 1.0)
     with pytest.raises(IllegalTransition):
         await units.withdraw(UNIT, 4, 1.0)
+
+
+async def test_a_unit_that_slept_is_loaded_anew_before_it_serves_the_same_version(
+    units: Units, host: ScriptedHost
+) -> None:
+    await _serve(units, 3)
+    await units.sleep(UNIT, 4, 1.0)
+    await units.sleep(UNIT, 4, 1.0)
+    for refused in ("asleep", "prepared"):
+        with pytest.raises(IllegalTransition, match=refused):
+            units.serving(UNIT, 4)
+        with pytest.raises(IllegalTransition, match=refused):
+            await units.commit(UNIT, 4, 3, 1.0)
+        await units.wake(UNIT, 4, 1.0)
+    await units.load(UNIT, 4, 3, 1.0)
+    await units.commit(UNIT, 4, 3, 1.0)
+    assert units.serving(UNIT, 4).unit.version == 3
+    assert [call for call in host.calls if call in ("sleep", "wake", "load")] == ["load", "sleep", "wake", "load"]
+
+
+async def test_a_unit_that_was_kept_from_sleeping_serves_on(units: Units, host: ScriptedHost) -> None:
+    await _serve(units, 3)
+    host.failures["sleep"] = DeadlineExceeded("a request does not end")
+    with pytest.raises(DeadlineExceeded):
+        await units.sleep(UNIT, 4, 1.0)
+    assert units.serving(UNIT, 4).unit.version == 3
+    del host.failures["sleep"]
+    await units.sleep(UNIT, 4, 1.0)
+    with pytest.raises(IllegalTransition, match="asleep"):
+        units.serving(UNIT, 4)
+
+
+@pytest.mark.parametrize("again", [1, 2])
+async def test_a_sync_whose_caller_was_killed_is_done_again_from_wherever_it_was(
+    units: Units, host: ScriptedHost, again: int
+) -> None:
+    """While it pulled, after it had, and between verify and commit; to the same version or to the next."""
+    await _serve(units)
+    host.blocked["pull"] = asyncio.Event()
+    pulling = asyncio.create_task(units.pull(UNIT, 4, _order(1)))
+    await asyncio.sleep(0)
+    pulling.cancel()
+    await asyncio.wait([pulling])
+    assert _phase(units) is Phase.ACTIVE
+    host.blocked["pull"].set()
+    await units.pull(UNIT, 4, _order(1))
+    await units.pull(UNIT, 4, _order(1))
+    await units.verify(UNIT, 4, 1, "bfloat16", {}, 1.0)
+    with pytest.raises(IllegalTransition, match="does no work"):
+        units.serving(UNIT, 4)
+    await units.pull(UNIT, 4, _order(again))
+    await units.verify(UNIT, 4, again, "bfloat16", {}, 1.0)
+    await units.commit(UNIT, 4, again, 1.0)
+    assert units.serving(UNIT, 4).unit.version == again

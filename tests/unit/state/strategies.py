@@ -22,11 +22,13 @@ CONVENTIONS = st.sampled_from([TRAINING, GENERATION])
 
 @st.composite
 def models(draw: st.DrawFn, *on_top: Head) -> ModelShape:
-    """Dense models of a few hundred elements per tensor; widths chosen so that tp 2, 3, 4, 6 often divide.
+    """Dense and sparse models of a few hundred elements per tensor; widths chosen so that tp 2, 3, 4, 6 often divide.
 
     `on_top`: heads that may stand on them, none meaning any.
     """
-    family = draw(st.sampled_from(["llama", "mistral", "qwen2", "qwen3"]))
+    family = draw(
+        st.sampled_from(["llama", "mistral", "qwen2", "qwen3", "gemma2", "mixtral", "qwen3_moe", "qwen2_moe"])
+    )
     kv_heads = draw(st.sampled_from([1, 2, 3, 4, 6]))
     heads, head_dim = kv_heads * draw(st.integers(1, 3)), draw(st.integers(1, 3))
     config = {
@@ -42,6 +44,13 @@ def models(draw: st.DrawFn, *on_top: Head) -> ModelShape:
         "attention_bias": family == "llama" and draw(st.booleans()),
         "mlp_bias": draw(st.booleans()),
     }
+    if family in ("mixtral", "qwen3_moe", "qwen2_moe"):
+        config |= {
+            "num_local_experts": draw(st.integers(1, 5)),
+            "moe_intermediate_size": draw(st.sampled_from([6, 12])),
+            "shared_expert_intermediate_size": 12,
+            "decoder_sparse_step": draw(st.integers(1, 2)),
+        }
     return ModelShape.from_config(config, draw(st.sampled_from(on_top or tuple(Head))))
 
 
@@ -59,7 +68,16 @@ def layouts(draw: st.DrawFn, model: ModelShape, convention: Convention) -> Layou
         ends = sorted(draw(st.permutations(range(1, model.layers)))[: pp - 1])
         split = tuple(b - a for a, b in zip([0, *ends], [*ends, model.layers], strict=True))
     fs = 1 if convention is GENERATION else draw(st.integers(1, 5))
-    return Layout(tp=draw(st.sampled_from(convention.allowed_tp(model))), pp=pp, fs=fs, split=split)
+    tp = draw(st.sampled_from(convention.allowed_tp(model)))
+    return Layout(tp, pp, fs, draw(st.sampled_from(expert_degrees(model, convention, tp * fs))), split)
+
+
+def expert_degrees(model: ModelShape, convention: Convention, ranks: int) -> list[int]:
+    """The ep that the convention can run over the `ranks` of a pipeline stage: an expert is never cut finer than at
+    ep 1, which tp already fits."""
+    most = 1 if model.experts is None else min(model.experts.count, ranks)
+    degrees = [ep for ep in range(1, most + 1) if ranks % ep == 0]
+    return [ep for ep in degrees if ep in (1, ranks)] if convention is GENERATION else degrees
 
 
 def indexed(tensors: Mapping[TensorName, LogicalTensor]) -> dict[TensorName, Array]:

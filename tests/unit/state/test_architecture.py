@@ -9,7 +9,8 @@ import pytest
 
 from nereus_common.core.errors import InvalidInput, UnsupportedByEngine
 from nereus_common.core.ids import Head
-from nereus_common.state.architecture import FAMILIES, Home, ModelShape, Rule
+from nereus_common.state.architecture import Home, ModelShape, Rule
+from nereus_common.state.families import FAMILIES
 
 pytestmark = pytest.mark.fast
 
@@ -42,9 +43,9 @@ def test_the_shapes_of_a_published_model_add_up_to_its_published_size(path: Path
 
 
 @pytest.mark.skipif(not published(), reason="NEREUS_REFERENCE_DATA is not set: published model shapes are not compared")
-def test_every_dense_family_with_rules_is_among_the_published_models() -> None:
+def test_the_families_that_matter_are_among_the_published_models() -> None:
     seen = {json.loads(path.read_text())["model_type"] for path in published()}
-    assert seen >= {"llama", "qwen2", "qwen3"}
+    assert seen >= {"gemma2", "llama", "mixtral", "qwen2", "qwen3", "qwen3_moe"}
 
 
 def test_a_tied_head_is_no_tensor_and_its_embedding_lives_at_both_ends() -> None:
@@ -136,9 +137,70 @@ def test_kv_heads_that_do_not_divide_the_query_heads_are_refused() -> None:
 
 
 def test_what_has_no_rules_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedByEngine, match=r"'mixtral'.*llama, mistral, qwen2, qwen3"):
-        ModelShape.from_config(CONFIG | {"model_type": "mixtral"})
+    with pytest.raises(UnsupportedByEngine, match=r"'deepseek_v2'.*llama, mistral, mixtral, qwen2"):
+        ModelShape.from_config(CONFIG | {"model_type": "deepseek_v2"})
     with pytest.raises(UnsupportedByEngine, match="None"):
         ModelShape.from_config({})
     with pytest.raises(UnsupportedByEngine, match="quantization_config"):
         ModelShape.from_config(CONFIG | {"quantization_config": {"bits": 4}})
+
+
+SPARSE = CONFIG | {"model_type": "qwen3_moe", "num_experts": 3, "moe_intermediate_size": 8}
+
+
+def names_of(config: dict[str, Any], layer: int) -> set[str]:
+    prefix = f"model.layers.{layer}."
+    return {name.removeprefix(prefix) for name in ModelShape.from_config(config).tensors() if name.startswith(prefix)}
+
+
+def test_every_expert_has_its_own_matrices_and_the_router_one_row_per_expert() -> None:
+    tensors = ModelShape.from_config(SPARSE).tensors()
+    down = tensors["model.layers.1.mlp.experts.2.down_proj.weight"]  # type: ignore[index]
+    assert (down.shape, down.rule, down.expert, down.layer) == ((12, 8), Rule.ROW, 2, 1)
+    router = tensors["model.layers.0.mlp.gate.weight"]  # type: ignore[index]
+    assert (router.shape, router.rule, router.expert) == ((3, 12), Rule.REPLICATED, None)
+    assert "mlp.gate_proj.weight" not in names_of(SPARSE, 0)
+
+
+def test_mixtral_names_its_experts_its_own_way_and_takes_their_width_from_intermediate_size() -> None:
+    mixtral = ModelShape.from_config(CONFIG | {"model_type": "mixtral", "num_local_experts": 2})
+    shapes = {name: tensor.shape for name, tensor in mixtral.tensors().items()}
+    assert shapes["model.layers.0.block_sparse_moe.gate.weight"] == (2, 12)  # type: ignore[index]
+    assert shapes["model.layers.1.block_sparse_moe.experts.1.w2.weight"] == (12, 20)  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sparse"),
+    [({}, {0, 1, 2, 3}), ({"decoder_sparse_step": 2}, {1, 3}), ({"mlp_only_layers": [0, 3]}, {1, 2})],
+)
+def test_the_config_decides_which_layers_are_sparse_and_the_others_are_dense(
+    changes: dict[str, Any], sparse: set[int]
+) -> None:
+    config = SPARSE | {"num_hidden_layers": 4} | changes
+    for layer in range(4):
+        assert ("mlp.gate.weight" in names_of(config, layer)) == (layer in sparse)
+        assert ("mlp.up_proj.weight" in names_of(config, layer)) == (layer not in sparse)
+
+
+def test_a_shared_expert_is_a_dense_block_beside_the_routed_ones() -> None:
+    shared = SPARSE | {"model_type": "qwen2_moe", "shared_expert_intermediate_size": 10, "qkv_bias": True}
+    tensors = ModelShape.from_config(shared).tensors()
+    up = tensors["model.layers.0.mlp.shared_expert.up_proj.weight"]  # type: ignore[index]
+    assert (up.shape, up.rule, up.expert) == ((10, 12), Rule.COLUMN, None)
+    assert tensors["model.layers.0.mlp.shared_expert_gate.weight"].rule is Rule.REPLICATED  # type: ignore[index]
+    with pytest.raises(UnsupportedByEngine, match="n_shared_experts is 2"):
+        ModelShape.from_config(SPARSE | {"n_shared_experts": 2})
+
+
+def test_gemma_2_has_four_norms_a_layer_and_is_tied_unless_its_config_says_otherwise() -> None:
+    gemma = CONFIG | {"model_type": "gemma2"}
+    assert len([name for name in names_of(gemma, 0) if name.endswith("layernorm.weight")]) == 4
+    assert ModelShape.from_config(gemma).tied
+    assert ModelShape.from_config(gemma).head_dim == 256
+    assert not ModelShape.from_config(gemma | {"tie_word_embeddings": False}).tied
+
+
+@pytest.mark.parametrize("field", ["num_experts", "moe_intermediate_size", "decoder_sparse_step"])
+def test_a_wrong_number_of_a_sparse_model_is_refused_by_the_name_of_its_field(field: str) -> None:
+    with pytest.raises(InvalidInput, match=f"config.{field}"):
+        ModelShape.from_config(SPARSE | {field: 0})

@@ -24,6 +24,7 @@ from nereus_common.state.oracle import (
     unit_boxes,
     whole_boxes,
 )
+from tests.unit.state.index_model import holds
 from tests.unit.state.strategies import conventions, layouts, models
 
 pytestmark = pytest.mark.fast
@@ -62,6 +63,22 @@ def test_every_element_has_exactly_the_holders_its_rule_says(data: st.DataObject
             for box in boxes.get(name, ()):
                 count[box.slices] += 1
         assert (count == expected_holders(model, layout, convention, tensor)).all(), name
+
+
+@given(st.data(), models())
+def test_each_rank_holds_what_laying_out_the_indices_gives_it(data: st.DataObject, model: ModelShape) -> None:
+    convention = data.draw(conventions(model))
+    layout = data.draw(layouts(model, convention))
+    tensors = {**model.tensors(), **optimizer_tensors(model, moments=("exp_avg",))}
+    for rank, boxes in enumerate(unit_boxes(model, layout, convention, tensors=tensors)):
+        for name, tensor in tensors.items():
+            expected = holds(model, layout, rank, tensor, convention is GENERATION)
+            assert (expected is None) == (name not in boxes), name
+            if expected is not None:
+                found = np.zeros(tensor.shape, np.int64)
+                for box in boxes[name]:
+                    found[box.slices] += 1
+                assert (found == expected).all(), name
 
 
 @given(st.data(), models())

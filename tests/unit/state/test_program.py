@@ -16,8 +16,10 @@ from nereus_common.core.transfer import Box, RankRef
 from nereus_common.state.architecture import EMBEDDING, ModelShape
 from nereus_common.state.boxes import difference, elements, intersection
 from nereus_common.state.conventions import GENERATION, TRAINING, Convention
+from nereus_common.state.distance import device_distance
+from nereus_common.state.holdings import Holdings
 from nereus_common.state.oracle import RankBoxes, optimizer_tensors, unit_boxes
-from nereus_common.state.program import Holdings, bytes_needed, compile_program, device_distance
+from nereus_common.state.program import bytes_needed, compile_program
 from tests.unit.state.strategies import conventions, hold, indexed, layouts, models, run
 
 pytestmark = pytest.mark.fast
@@ -250,3 +252,16 @@ def test_unknown_dtypes_and_buckets_too_small_are_refused() -> None:
         bytes_needed({}, wire_dtype="float7")
     with pytest.raises(InvalidInput, match="bucket_bytes is 1"):
         compile_program({}, {}, wire_dtype="bfloat16", bucket_bytes=1)
+
+
+def test_a_program_for_a_thousand_ranks_moves_what_they_lack_and_every_source_sends() -> None:
+    """Llama-3-8B in shape, one unit of 512 ranks to one of 1,024."""
+    model = ModelShape("llama", 32, 4096, 14336, 32, 8, 128, 128256, tied=False)
+    sources = unit("s", model, Layout(tp=8, pp=4, fs=16), TRAINING)
+    targets = unit("t", model, Layout(tp=8, pp=8, fs=16), TRAINING)
+    program = compile_program(targets, sources, wire_dtype="float32")
+    assert program.bytes == bytes_needed(targets, wire_dtype="float32")
+    last = RankRef("t", 1023)
+    received = [transfer.box.elements for transfer in program.for_target(last)]
+    assert sum(received) == sum(elements(region) for region in targets[last].values())
+    assert {source for source, _ in program.bytes_by_link()} == set(sources)

@@ -6,8 +6,10 @@ needed to shard.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from nereus_common.state.oracle import shard_boxes
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors")
 
 CONFIG: dict[str, Any] = {
     "hidden_size": 18,
@@ -42,6 +45,8 @@ VARIANTS = [
     ("qwen2", {"tie_word_embeddings": True}),
     ("qwen3", {"attention_bias": True}),
     ("qwen3", {"tie_word_embeddings": True}),
+    ("gemma2", {}),
+    ("gemma2", {"attention_bias": True, "tie_word_embeddings": False}),
     *((family, CLASSIFIER) for family in ("llama", "mistral", "qwen2", "qwen3")),
     ("qwen2", {"tie_word_embeddings": True, **CLASSIFIER}),
 ]
@@ -103,7 +108,7 @@ def test_the_rules_name_and_shape_every_parameter_of_the_real_model(family: str,
 
 
 @pytest.mark.parametrize(("tp", "fs"), [(1, 1), (1, 2), (1, 4), (1, 7), (3, 1), (3, 2), (3, 3), (3, 5)])
-@pytest.mark.parametrize(("family", "changes"), VARIANTS[1:5:3] + VARIANTS[5:6] + VARIANTS[-1:])
+@pytest.mark.parametrize(("family", "changes"), VARIANTS[1:5:3] + VARIANTS[5:6] + VARIANTS[7:8] + VARIANTS[-1:])
 def test_fsdp_over_tensor_parallelism_leaves_each_rank_the_boxes_of_the_oracle(
     family: str, changes: dict[str, Any], tp: int, fs: int
 ) -> None:
@@ -149,3 +154,27 @@ def test_the_offsets_that_dtensor_computes_are_those_of_the_oracle(changes: dict
                     assert (region[0].shape, region[0].start) == (tuple(size), tuple(offset)), name
                 else:
                     assert 0 in size, name
+
+
+SPARSE = {"num_experts_per_tok": 1, "moe_intermediate_size": 6, "shared_expert_intermediate_size": 9}
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("mixtral", {"num_local_experts": 2}),
+        ("qwen2_moe", {"num_experts": 3, "decoder_sparse_step": 2}),
+        ("qwen3_moe", {"num_experts": 3, "attention_bias": True}),
+        ("qwen3_moe", {"num_experts": 3, "mlp_only_layers": [0], "tie_word_embeddings": True}),
+    ],
+)
+def test_the_rules_name_and_shape_every_tensor_that_a_sparse_model_saves(
+    family: str, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    """The modules keep experts stacked; the checkpoint, which names logical tensors, has them one by one."""
+    config = transformers.AutoConfig.for_model(family, **CONFIG, **SPARSE, **changes)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
+    with safetensors.safe_open(tmp_path / "model.safetensors", "np") as saved:
+        real = {name: tuple(saved.get_slice(name).get_shape()) for name in saved.keys()}  # noqa: SIM118
+    shape = ModelShape.from_config(json.loads((tmp_path / "config.json").read_text()))
+    assert {name: tensor.shape for name, tensor in shape.tensors().items()} == real

@@ -79,6 +79,7 @@ def test_vllm_takes_the_boxes_of_the_oracle_for_every_family_degree_and_head() -
         for family, tp, tied in product(["llama", "mistral", "qwen2", "qwen3"], [1, 2, 3, 4], [False, True])
     ]
     cases += [case("llama", tp=6, num_key_value_heads=kv, vocab_size=380) for kv in (1, 2, 3, 6)]
+    cases += [case("gemma2", tp=tp, tie_word_embeddings=True, sliding_window=32) for tp in (2, 3)]
     cases += [case("llama", tp=2, attention_bias=True, mlp_bias=True)]
     cases += [
         case("qwen2", tp=1, pp=pp, num_hidden_layers=7, tie_word_embeddings=tied)

@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from nereus_common.core.errors import DeadlineExceeded
 from nereus_common.core.ids import TensorName
-from nereus_common.core.transfer import RankRef
+from nereus_common.core.transfer import Box, RankRef
 from nereus_common.engines.torch_model.answers import RankHolding, RankPull
-from nereus_common.engines.training.base import TrainingEngine
-from nereus_common.transport.base import PullReport, PullRequest, Transport
+from nereus_common.engines.torch_model.live import Served
+from nereus_common.transport.base import PullReport, PullRequest, Raw, Transport
+
+
+class StateEngine(Protocol):
+    """The engine of a rank whose state moves; see `LiveState`, to which most of it leads."""
+
+    def offer(self, version: int) -> Mapping[TensorName, Sequence[tuple[Box, Served]]]: ...
+    def withdraw(self) -> None: ...
+    def drop(self, tensors: Iterable[TensorName]) -> None: ...
+    def lacking(self, version: int, asked: Sequence[tuple[TensorName, Box]]) -> Sequence[tuple[Box, ...]]: ...
+    def put(self, tensor: TensorName, box: Box, data: Raw) -> None: ...
+    def filled(self, version: int, *, whole: bool) -> None: ...
+    def state_digests(self, version: int) -> Mapping[str, int]: ...
 
 
 class Offering:
-    """`state`: the holder of what is offered; `wire`: of the copies that weight syncs read."""
+    """`state`: the holder of what is offered; `wire`: of the copies that weight syncs read, where there are any."""
 
-    def __init__(self, engine: TrainingEngine, transport: Transport, state: RankRef, wire: RankRef) -> None:
+    def __init__(self, engine: StateEngine, transport: Transport, state: RankRef, wire: RankRef) -> None:
         self._engine, self._transport = engine, transport
         self._state, self._wire = state, wire
         self._version = -1

@@ -1,15 +1,16 @@
-"""A training rank's state where it lies: offered, filled, dropped and digested without a copy of it.
+"""A rank's state where it lies: offered, filled, dropped and digested without a copy of it.
 
-Logical tensors of a parameter `X` are `X`, `X:exp_avg` and `X:exp_avg_sq`, cut alike, and the 0-d `X:step`, whole on
-every rank that has a share of `X` in its layout, an empty one too. Storage is taken when a tensor is first written and
-given back when it is dropped; tensor objects, and whatever shares their storage, stay.
+Storage is taken when a tensor is first written and given back when it is dropped; tensor objects, and whatever shares
+their storage, stay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from nereus_common.checkpoints.state import PARAMETERS
@@ -20,18 +21,15 @@ from nereus_common.engines.torch_model.live import Index, Served, free, material
 from nereus_common.engines.torch_model.ownership import owned_here
 from nereus_common.engines.torch_model.shards import Shard
 from nereus_common.engines.torch_model.stage import StageModel
-from nereus_common.engines.training.optimizer import MOMENTS, Moments
 from nereus_common.state.boxes import are_disjoint, coalesce, difference, elements
 from nereus_common.state.digest import combine, digest_box
-from nereus_common.state.oracle import slot_name
 from nereus_common.transport.base import Raw
 
-STEP = "step"
 NOTHING = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Part:
+class Part:
     """This rank's `box` of a logical tensor of `shape`, in `tensor`. `owned`: it counts in the unit's digest."""
 
     kind: str
@@ -43,11 +41,12 @@ class _Part:
 
 
 class LiveState:
-    """`version`: of what is here, which may be parts only; NOTHING when it is none. Starts without storage."""
+    """`parts` by the names of their logical tensors. `version`: of what is here, which may be parts only; NOTHING when
+    it is none. Starts without storage."""
 
-    def __init__(self, who: str, model: StageModel, shards: Sequence[Shard], moments: Mapping[str, Moments]) -> None:
+    def __init__(self, who: str, parts: Mapping[TensorName, Part]) -> None:
         self._who = who
-        self._parts = dict(_parts(model, shards, moments))
+        self._parts = parts
         self._here: dict[TensorName, tuple[Box, ...]] = {}
         self.version = NOTHING
         for part in self._parts.values():
@@ -130,11 +129,11 @@ class LiveState:
         """By kind, of what this rank owns within its unit; those of all ranks add up to the unit's."""
         if not self.whole:
             raise StaleVersion(f"{self._who} holds only parts of version {self.version}")
-        found = dict.fromkeys((PARAMETERS, *MOMENTS, STEP), 0)
-        for name, part in self._parts.items():
-            if part.owned and part.box.elements:
-                array = served(part.tensor)[...]
-                found[part.kind] = combine((found[part.kind], digest_box(name, part.shape, part.box, array)))
+        found = dict.fromkeys((part.kind for part in self._parts.values()), 0)
+        owned = [(name, part) for name, part in self._parts.items() if part.owned and part.box.elements]
+        with ThreadPoolExecutor(torch.get_num_threads(), "nereus-digest") as threads:
+            for (_, part), digest in zip(owned, threads.map(_digest, owned), strict=True):
+                found[part.kind] = combine((found[part.kind], digest))
         return found
 
     def _tensor(self, name: TensorName) -> Tensor:
@@ -149,19 +148,19 @@ class LiveState:
         return difference((box,), self._here.get(name, ())) if box.elements else ()
 
 
-def _parts(
-    model: StageModel, shards: Sequence[Shard], moments: Mapping[str, Moments]
-) -> Iterable[tuple[TensorName, _Part]]:
-    first = model.world.place.tp == 0 and model.world.place.fs == 0
-    for shard in shards:
-        held, owned = moments[shard.name], owned_here(model, shard)
-        tensors = {PARAMETERS: shard.local, **{slot: getattr(held, slot) for slot in MOMENTS}}
-        for kind, tensor in tensors.items():
-            name = shard.name if kind == PARAMETERS else slot_name(shard.name, kind)
-            yield name, _Part(kind, shard.shape, shard.box, tensor, tensor.untyped_storage().nbytes(), owned)
-        counter = held.step
-        size = counter.untyped_storage().nbytes()
-        yield slot_name(shard.name, STEP), _Part(STEP, (), Box((), ()), counter, size, owned and first)
+def weight_parts(model: StageModel, shards: Iterable[Shard]) -> dict[TensorName, Part]:
+    """The parameters of a rank."""
+    return {shard.name: part_of(PARAMETERS, shard, shard.local, owned_here(model, shard)) for shard in shards}
+
+
+def part_of(kind: str, shard: Shard, tensor: Tensor, owned: bool) -> Part:
+    """A tensor cut as `shard` is."""
+    return Part(kind, shard.shape, shard.box, tensor, tensor.untyped_storage().nbytes(), owned)
+
+
+def _digest(named: tuple[TensorName, Part]) -> int:
+    name, part = named
+    return digest_box(name, part.shape, part.box, served(part.tensor)[...])
 
 
 def _inside(outer: Box, box: Box) -> bool:
