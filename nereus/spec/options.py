@@ -75,6 +75,10 @@ class AsyncSpec(Section):
     partial: bool = True
 
 
+InFlight = Literal["finish", "resume", "requeue"]
+"""What becomes of responses in flight when their unit is to go: `Drain` of generation.proto."""
+
+
 class TransitionsSpec(Section):
     """How the job changes its plan. `in_flight`: what becomes of responses whose generation unit is to go.
 
@@ -83,7 +87,7 @@ class TransitionsSpec(Section):
     groups are drawn again, for the same prompts. Responses on units that stay go on. A synchronous job has none.
     """
 
-    in_flight: Literal["finish", "resume", "requeue"] = "finish"
+    in_flight: InFlight = "finish"
 
 
 class CheckpointSpec(Section):

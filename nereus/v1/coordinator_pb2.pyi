@@ -344,7 +344,10 @@ class PlanTransitionRequest(_message.Message):
     TARGET_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     MODELS_FIELD_NUMBER: _builtins.int
+    LINKS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    links: _builtins.bool
+    """Say also what crosses which link, for which all transfer programs are compiled."""
     @_builtins.property
     def target(self) -> _plan_pb2.Plan: ...
     @_builtins.property
@@ -360,10 +363,11 @@ class PlanTransitionRequest(_message.Message):
         target: _plan_pb2.Plan | None = ...,
         plan: _plan_pb2.Plan | None = ...,
         models: _abc.Iterable[Global___ModelEngine] | None = ...,
+        links: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "target", b"target"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "models", b"models", "plan", b"plan", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "links", b"links", "models", b"models", "plan", b"plan", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 from nereus_common.core.ids import DeviceId, TensorName
-from nereus_common.core.transfer import Box
+from nereus_common.core.transfer import Box, RankRef
 from nereus_common.stages.base import Holding, PullOrder, RankHolding
 from nereus_common.state.dtypes import item_bytes
 from nereus_common.transport.base import PullItem, PullRequest
@@ -44,3 +44,10 @@ def holding_of(version: int, devices: Sequence[DeviceId], found: Sequence[Answer
         for rank, (device, one) in enumerate(zip(devices, found, strict=True))
     )
     return Holding(version, tuple(ranks))
+
+
+def by_rank(names: Iterable[str], holdings: Iterable[Holding]) -> dict[RankRef, RankHolding]:
+    """The ranks of several units, each unit's under its name: its id, or that of the holder of what it offers."""
+    return {
+        RankRef(name, rank.rank): rank for name, holding in zip(names, holdings, strict=True) for rank in holding.ranks
+    }

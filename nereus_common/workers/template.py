@@ -1,4 +1,4 @@
-"""The template of worker processes: it has imported what they need, and forks one in milliseconds.
+"""The template of worker processes: it has imported what they need, and forks them.
 
     python -m nereus_common.workers.template SOCKET_FD PARENT_PID MODULE,MODULE …      (started by `templates.Template`)
 

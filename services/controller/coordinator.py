@@ -72,17 +72,22 @@ class Coordinator:
             answer = await self._stub.SyncWeights(request, timeout=timeout + MARGIN)
         return _synced(answer.report)
 
-    async def plan_transition(self, job: JobId, target: Plan, timeout: float) -> transitions_pb2.Transition:
-        """What moving the job to `target` would do. ResourceExhausted names the device and the bytes."""
-        request = pb.PlanTransitionRequest(job_id=job, target=plan_to_pb(target))
+    async def plan_transition(
+        self, job: JobId, target: Plan, timeout: float, *, links: bool = False
+    ) -> transitions_pb2.Transition:
+        """What moving the job to `target` would do, with what crosses which `links` if they are asked for.
+        ResourceExhausted names the device and the bytes."""
+        request = pb.PlanTransitionRequest(job_id=job, target=plan_to_pb(target), links=links)
         with calling("PlanTransition", self.target):
             return (await self._stub.PlanTransition(request, timeout=timeout)).transition
 
     async def plan_transition_from(
         self, spec: JobSpec, plan: Plan, target: Plan, timeout: float
     ) -> transitions_pb2.Transition:
-        """The same from `plan`, of a job that is not placed."""
-        request = pb.PlanTransitionRequest(target=plan_to_pb(target), plan=plan_to_pb(plan), models=_models(spec, plan))
+        """The same from `plan`, of a job that is not placed, with the links."""
+        request = pb.PlanTransitionRequest(
+            target=plan_to_pb(target), plan=plan_to_pb(plan), models=_models(spec, plan), links=True
+        )
         with calling("PlanTransition", self.target):
             return (await self._stub.PlanTransition(request, timeout=timeout)).transition
 

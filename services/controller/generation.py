@@ -10,8 +10,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
+from nereus.spec.options import InFlight
 from nereus.v1 import generation_pb2 as pb
 from nereus.v1.generation_pb2_grpc import GenerationServiceStub
 from nereus_common.core.errors import (
@@ -36,8 +36,6 @@ _REFUSALS = (Unavailable, IllegalTransition, NotFound, ProcessLost)
 """Of a unit that is drained, asleep or released."""
 
 OnUnit = Callable[[PlacedUnit], Awaitable[None]]
-InFlight = Literal["finish", "resume", "requeue"]
-"""What becomes of responses in flight when their unit is to go: `Drain` of generation.proto."""
 
 
 class Requeued(Exception):

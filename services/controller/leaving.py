@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from nereus.spec.options import InFlight
 from nereus_common.core.errors import DeadlineExceeded
 
 from .checkpoints import Emit
-from .generation import GenerationPool, InFlight
+from .generation import GenerationPool
 
 _TOLD = {
     "finish": "finish on the units that go",

@@ -29,7 +29,7 @@ class TransitionDesk:
     async def show(self, job: JobId, target: Plan) -> pb.Transition:
         """A dry run from the plan in force. Raises what the coordinator's planner raises."""
         await self._running(job)
-        return await (await self._coordinator()).plan_transition(job, target, PLAN_SECONDS)
+        return await (await self._coordinator()).plan_transition(job, target, PLAN_SECONDS, links=True)
 
     async def show_from(self, spec: JobSpec, target: Plan) -> pb.Transition:
         """A dry run of a job that is only a file, from the plan in it, which it must have."""

@@ -22,7 +22,8 @@ from nereus_common.core.ids import DeviceId, TensorName, UnitId
 from nereus_common.core.transfer import Box, RankRef
 from nereus_common.observe.stopwatch import Stopwatch
 from nereus_common.rpc.together import together
-from nereus_common.stages.base import Holding, PullOrder, RankPulled, state_holder
+from nereus_common.stages.base import Holding, PullOrder, RankHolding, RankPulled, state_holder
+from nereus_common.stages.ranks import by_rank
 from nereus_common.state.boxes import elements
 from nereus_common.state.distance import device_distance
 from nereus_common.state.program import BUCKET_BYTES, bytes_needed, compile_program
@@ -126,9 +127,10 @@ class _Move:
                 self.kept = _boxes(self.targets, kept)
         with self.watch.phase("compile"):
             rounds = self._rounds(mode, offers, wanted)
+            addresses = {ref: rank.address for ref, rank in self._holders(offers).items()}
         for one in rounds:
             with self.watch.phase("pull"):
-                pull = self._pull(one, offers, more=one is not rounds[-1])
+                pull = self._pull(one, addresses, more=one is not rounds[-1])
                 if expected is None:
                     expected = await self._digested_beside(pull)
                 else:
@@ -156,17 +158,10 @@ class _Move:
 
     def _rounds(self, mode: Mode, offers: Sequence[Holding], wanted: Sequence[Holding]) -> tuple[Round, ...]:
         """What is pulled before the next is; a shadow move is one round."""
-        holders = [state_holder(unit.id) for unit in self.sources]
-        devices = {
-            RankRef(holder, rank.rank): DeviceId.parse(rank.device)
-            for holder, holding in zip([*holders, *(unit.id for unit in self.targets)], [*offers, *wanted], strict=True)
-            for rank in holding.ranks
-        }
-        offered = {
-            RankRef(holder, rank.rank): rank.boxes
-            for holder, holding in zip(holders, offers, strict=True)
-            for rank in holding.ranks
-        }
+        sources = self._holders(offers)
+        targets = by_rank((unit.id for unit in self.targets), wanted)
+        devices = {ref: DeviceId.parse(rank.device) for ref, rank in (sources | targets).items()}
+        offered = {ref: rank.boxes for ref, rank in sources.items()}
         program = compile_program(
             _boxes(self.targets, wanted),
             offered,
@@ -183,12 +178,10 @@ class _Move:
         }
         return in_place_rounds(program, held, devices, bucket_bytes=self.bucket_bytes)
 
-    async def _pull(self, one: Round, offers: Sequence[Holding], more: bool) -> None:
-        addresses = {
-            RankRef(state_holder(unit.id), rank.rank): rank.address
-            for unit, holding in zip(self.sources, offers, strict=True)
-            for rank in holding.ranks
-        }
+    def _holders(self, offers: Sequence[Holding]) -> dict[RankRef, RankHolding]:
+        return by_rank((state_holder(unit.id) for unit in self.sources), offers)
+
+    async def _pull(self, one: Round, addresses: Mapping[RankRef, bytes], more: bool) -> None:
         orders = [
             PullOrder(
                 version=self.version,
@@ -218,11 +211,7 @@ class _Move:
 def _boxes(
     units: Sequence[StateUnit], holdings: Sequence[Holding]
 ) -> dict[RankRef, Mapping[TensorName, Sequence[Box]]]:
-    return {
-        RankRef(unit.id, rank.rank): rank.boxes
-        for unit, holding in zip(units, holdings, strict=True)
-        for rank in holding.ranks
-    }
+    return {ref: rank.boxes for ref, rank in by_rank((unit.id for unit in units), holdings).items()}
 
 
 def _check_equal(unit: UnitId, found: Digests, expected: Digests, version: int) -> None:

@@ -54,11 +54,11 @@ class CoordinatorServicer(CoordinatorServiceServicer):
     async def PlanTransition(self, request: pb.PlanTransitionRequest, context: Context) -> pb.PlanTransitionResponse:
         target = plan_from_pb(request.target)
         if request.job_id:
-            shown = await self._transitions.show(JobId(request.job_id), target)
+            shown = await self._transitions.show(JobId(request.job_id), target, links=request.links)
         else:
             models = {entry.model.name: _source(entry) for entry in request.models}
             nowhere = Placement(JobId(""), 0, plan_from_pb(request.plan), models, seed=0)
-            shown = await self._transitions.show_from(nowhere, target)
+            shown = await self._transitions.show_from(nowhere, target, links=request.links)
         return pb.PlanTransitionResponse(transition=_shown_to_pb(shown))
 
     async def PrepareTransition(
@@ -112,7 +112,8 @@ def _shown_to_pb(shown: Shown) -> transitions_pb2.Transition:
         )
         for link in shown.links
     )
-    told.bytes_needed = sum(link.bytes for link in shown.links)
+    if shown.links:
+        told.bytes_needed = sum(link.bytes for link in shown.links)
     told.seconds.update({str(phase): seconds for phase, seconds in shown.seconds.items()})
     return told
 

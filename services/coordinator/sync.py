@@ -17,6 +17,7 @@ from nereus_common.core.transfer import RankRef, TransferProgram
 from nereus_common.observe.stopwatch import Stopwatch
 from nereus_common.rpc.together import together
 from nereus_common.stages.base import PullOrder, RankPulled
+from nereus_common.stages.ranks import by_rank
 from nereus_common.state.distance import device_distance
 from nereus_common.state.program import bytes_needed, compile_program
 
@@ -80,22 +81,11 @@ class WeightSync:
             return
         held = await together(source.describe(timeout) for source in self.sources)
         lacking = await together(receiver.describe(timeout) for receiver in self.receivers)
-        sources = {
-            RankRef(unit.id, rank.rank): rank
-            for unit, one in zip(self.sources, held, strict=True)
-            for rank in one.ranks
-        }
-        targets = {
-            RankRef(unit.id, rank.rank): rank.boxes
-            for unit, one in zip(self.receivers, lacking, strict=True)
-            for rank in one.ranks
-        }
+        sources = by_rank((unit.id for unit in self.sources), held)
+        receivers = by_rank((unit.id for unit in self.receivers), lacking)
+        targets = {ref: rank.boxes for ref, rank in receivers.items()}
         holders = {ref: rank.boxes for ref, rank in sources.items()}
-        places = {
-            RankRef(unit.id, rank.rank): DeviceId.parse(rank.device)
-            for unit, one in zip([*self.sources, *self.receivers], [*held, *lacking], strict=True)
-            for rank in one.ranks
-        }
+        places = {ref: DeviceId.parse(rank.device) for ref, rank in (sources | receivers).items()}
         distance = device_distance(places)
         self._program = compile_program(targets, holders, wire_dtype=self.wire_dtype, distance=distance)
         most: dict[RankRef, int] = {}

@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A transition that nobody began. `seconds` by phase, as the links measured so far let expect."""
+    """A transition that nobody began. `links`, where they were asked for; `seconds` by phase, as the links measured so
+    far let expect."""
 
     job: JobId
     epoch: int
@@ -53,24 +54,24 @@ class Transitions:
         self._underway: dict[JobId, Underway] = {}
         self._finishing: dict[JobId, asyncio.Task[None]] = {}
 
-    async def show(self, job: JobId, target: Plan) -> Shown:
+    async def show(self, job: JobId, target: Plan, *, links: bool) -> Shown:
         """What moving a placed job to `target` would do. Raises what `plan_transition` raises; nothing is changed."""
         placed = self._jobs.get(job).placement
-        return await self._shown(placed, await self._fit(placed, target))
+        return await self._shown(placed, await self._fit(placed, target), links)
 
-    async def show_from(self, placement: Placement, target: Plan) -> Shown:
+    async def show_from(self, placement: Placement, target: Plan, *, links: bool) -> Shown:
         """The same of a job that is placed nowhere."""
         await self._reach.check_devices(placement.job, placement.plan)
-        return await self._shown(placement, await self._fit(placement, target))
+        return await self._shown(placement, await self._fit(placement, target), links)
 
     async def _fit(self, placement: Placement, target: Plan) -> Fitted:
         await self._reach.check_devices(placement.job, target)
         return await fit(self._ledger.registry, placement, _target(placement, target), self._bucket_bytes)
 
-    async def _shown(self, placement: Placement, fitted: Fitted) -> Shown:
-        links = await asyncio.to_thread(fitted.traffic)
-        seconds = predicted_seconds(links, self._jobs.rates.bytes_per_second)
-        return Shown(placement.job, placement.epoch, fitted.dag, links, seconds)
+    async def _shown(self, placement: Placement, fitted: Fitted, links: bool) -> Shown:
+        found = await asyncio.to_thread(fitted.traffic) if links else ()
+        seconds = predicted_seconds(found, self._jobs.rates.bytes_per_second)
+        return Shown(placement.job, placement.epoch, fitted.dag, found, seconds)
 
     async def prepare(self, job: JobId, transition: TransitionId, epoch: int, target: Plan, timeout: float) -> None:
         """Begin a recorded transition: start what can start beside the running job. Idempotent by its id.
