@@ -31,6 +31,7 @@ from nereus_common.engines.generation.base import (
 from nereus_common.engines.generation.sampling import sample
 from nereus_common.engines.generation.staging import Staging, check_cover, stage
 from nereus_common.engines.torch_model.memory import give_back
+from nereus_common.engines.torch_model.vector_math import settle_vector_math
 from nereus_common.state.digest import combine, digest_box
 from nereus_common.transport import open_transport
 
@@ -40,6 +41,7 @@ class TransformersEngine(GenerationEngine):
         self._config = config
         self._dtype: torch.dtype = getattr(torch, config.plan.dtypes.compute)
         self._model: Any = None
+        settle_vector_math()
         self._parameters: dict[TensorName, torch.Tensor] = {}
         self._build()
         self._boxes = {name: (Box.whole(tuple(tensor.shape)),) for name, tensor in self._parameters.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 
 from nereus_common.engines.generation import guards
+from nereus_common.engines.torch_model.vector_math import settle_vector_math
 
 OWNER = "NEREUS_ENGINE_OWNER"
 """Environment: process id of the host that owns the engine."""
@@ -23,6 +24,7 @@ def register() -> None:
         guards.unlink_ring_buffers_early()
         guards.unlink_reduce_buffers_early()
         guards.block_instead_of_spinning(float(os.environ[SPIN]))
+        settle_vector_math()
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if TRANSFER_ENGINE not in WeightTransferEngineFactory._registry:

@@ -26,6 +26,7 @@ from nereus_common.engines.torch_model.live_state import weight_parts
 from nereus_common.engines.torch_model.packs import PackTensors, to_tensors
 from nereus_common.engines.torch_model.rank_state import RankState
 from nereus_common.engines.torch_model.shards import shards
+from nereus_common.engines.torch_model.vector_math import use_threads
 from nereus_common.engines.torch_model.wire import digest_shards
 from nereus_common.engines.torch_model.world import meeting, open_world
 from nereus_common.rl.packing import pack_for_ranks
@@ -38,8 +39,7 @@ class TorchInferenceEngine(RankState):
 
     def __init__(self, config: InferenceRankConfig) -> None:
         check_plan(read_config(config.model_path), config.stage, config.head)
-        if config.options.threads:
-            torch.set_num_threads(config.options.threads)
+        use_threads(config.options.threads)
         self._config, device = config, torch.device("cpu")
         self._compute = TORCH_DTYPES[config.stage.dtypes.compute]
         self._world = open_world(

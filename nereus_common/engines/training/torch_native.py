@@ -31,6 +31,7 @@ from nereus_common.engines.torch_model.memory import peak_bytes, reset_peak
 from nereus_common.engines.torch_model.packs import PackTensors, to_tensors
 from nereus_common.engines.torch_model.rank_state import RankState
 from nereus_common.engines.torch_model.shards import shards
+from nereus_common.engines.torch_model.vector_math import use_threads
 from nereus_common.engines.torch_model.wire import Pieces, digest_shards, wire_copies
 from nereus_common.engines.torch_model.world import meeting, open_world
 from nereus_common.engines.training.agreement import check_tokens, refused_by_all
@@ -66,8 +67,7 @@ class TorchTrainingEngine(RankState):
     def __init__(self, config: TrainingRankConfig) -> None:
         plan = config.stage
         check_plan(read_config(config.model_path), plan, config.head)
-        if config.options.threads:
-            torch.set_num_threads(config.options.threads)
+        use_threads(config.options.threads)
         torch.manual_seed(config.seed)
         self._config, device = config, torch.device("cpu")
         self._world = open_world(
