@@ -15,7 +15,6 @@ from nereus.cluster.up import up
 from nereus.sync import SyncClient
 from nereus_common.workers import processes
 from tests.system.rank_processes import RankProcesses
-from tests.system.training_cases import import_engines
 from tests.tiny_models import save_tiny_model
 
 DEVICES = 6
@@ -50,12 +49,11 @@ def client(cluster: ClusterState) -> Iterator[SyncClient]:
         yield connected
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def ranks() -> Iterator[RankProcesses]:
-    """Four processes that have imported the torch engines."""
+    """Four processes of the test's own."""
     processes = RankProcesses(4)
     try:
-        processes.run(import_engines, [()] * 4, timeout=240)
         yield processes
     finally:
         processes.close()

@@ -1,9 +1,12 @@
-"""Real processes for tests of engines that span ranks: started once, given work many times."""
+"""Real processes for tests of engines that span ranks, given work many times.
+
+They are forked from a server that has imported the engines, which takes tens of milliseconds where an import takes
+seconds: so a test can have processes of its own. It should: a process keeps the threads of every group it was in.
+"""
 
 from __future__ import annotations
 
 import multiprocessing
-import os
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -11,27 +14,35 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import pytest
+
+PRELOADED = [
+    "nereus_common.engines.training.worker",
+    "nereus_common.engines.inference.worker",
+    "tests.system.training_cases",
+]
+
 
 class RankProcesses:
-    """`size` spawned processes with one OpenMP thread each; `run` calls one function in the first n of them."""
+    """`size` processes with one OpenMP thread each; `run` calls one function in the first n of them.
 
-    def __init__(self, size: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        before = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = "1"
+    `spawned`: started anew, with the environment of now, instead of being forked with the first pool's.
+    """
+
+    def __init__(self, size: int, *, spawned: bool = False) -> None:
+        context = multiprocessing.get_context("spawn" if spawned else "forkserver")
+        context.set_forkserver_preload(PRELOADED)
         self._pipes: list[Connection] = []
         self._processes = []
-        for _ in range(size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self._processes.append(process)
-        if before is None:
-            del os.environ["OMP_NUM_THREADS"]
-        else:
-            os.environ["OMP_NUM_THREADS"] = before
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("OMP_NUM_THREADS", "1")
+            for _ in range(size):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_serve, args=(theirs,), daemon=True)
+                process.start()
+                theirs.close()
+                self._pipes.append(ours)
+                self._processes.append(process)
 
     @property
     def pids(self) -> list[int]:

@@ -11,7 +11,7 @@ import pytest
 from nereus_common.transitions.dag import Mode
 from tests.system.moves import Group, move, ranks_of, walk
 from tests.system.rank_processes import RankProcesses
-from tests.system.training_cases import import_engines, save_model
+from tests.system.training_cases import save_model
 
 ONE = "tp1.pp1.fs1"
 SMALL = [
@@ -45,11 +45,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: save_model(name, tmp_path_factory.mktemp(name)) for name in MODELS}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def eight() -> Iterator[RankProcesses]:
     processes = RankProcesses(8)
     try:
-        processes.run(import_engines, [()] * 8, timeout=480)
         yield processes
     finally:
         processes.close()

@@ -29,7 +29,7 @@ def six() -> Iterator[RankProcesses]:
     with pytest.MonkeyPatch.context() as environment:
         for name, value in KEEP_MEMORY.items():
             environment.setenv(name, value)
-        processes = RankProcesses(6)
+        processes = RankProcesses(6, spawned=True)
     try:
         processes.run(import_engines, [()] * 6, timeout=480)
         yield processes
