@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nereus.transition import Transition, TransitionNode
+from nereus_common.transitions.schedule import Span, list_schedule
 
 MIB = 1 << 20
 LINKS_SHOWN = 8
@@ -52,8 +53,8 @@ def rate_of(transition: Transition) -> float | None:
 
 
 def as_perfetto(transition: Transition, bytes_per_second: float) -> dict[str, Any]:
-    """One track per device, in the trace event format: each node from when those before it are done, for as long as its
-    bytes take at `bytes_per_second`. A prediction, not a measurement."""
+    """One track per device, in the trace event format: each node when those before it are done and its devices
+    receive for no other, for as long as its bytes take at `bytes_per_second`. A prediction, not a measurement."""
     spans = _spans(transition, bytes_per_second)
     devices = sorted({*transition.peaks, *(device for node in transition.nodes for device in _devices(node))})
     tracks = {device: number for number, device in enumerate(devices, 1)}
@@ -68,8 +69,8 @@ def as_perfetto(transition: Transition, bytes_per_second: float) -> dict[str, An
             "ph": "X",
             "pid": 1,
             "tid": tracks[device],
-            "ts": spans[node.id][0] * 1e6,
-            "dur": (spans[node.id][1] - spans[node.id][0]) * 1e6,
+            "ts": spans[node.id].start * 1e6,
+            "dur": (spans[node.id].end - spans[node.id].start) * 1e6,
             "args": {"node": node.id, "bytes": node.bytes, "units": _who(node)},
         }
         for node in transition.nodes
@@ -78,13 +79,11 @@ def as_perfetto(transition: Transition, bytes_per_second: float) -> dict[str, An
     return {"traceEvents": [*names, *events], "displayTimeUnit": "ms"}
 
 
-def _spans(transition: Transition, rate: float) -> Mapping[int, tuple[float, float]]:
-    """Start and end in seconds. Nodes are in a topological order."""
-    spans: dict[int, tuple[float, float]] = {}
-    for node in transition.nodes:
-        start = max((spans[edge.before][1] for edge in transition.edges if edge.after == node.id), default=0.0)
-        spans[node.id] = start, start + node.bytes / rate
-    return spans
+def _spans(transition: Transition, rate: float) -> Sequence[Span]:
+    """Nodes are numbered in a topological order."""
+    edges = [(edge.before, edge.after) for edge in transition.edges]
+    links = [node.acquires if node.new_replicas else () for node in transition.nodes]
+    return list_schedule(edges, links, [node.bytes / rate for node in transition.nodes])
 
 
 def _node_lines(transition: Transition, node: TransitionNode) -> Iterable[str]:
