@@ -27,7 +27,7 @@ def demo(
 ) -> None:
     """Train a small model on this machine, and measure it before and after."""
     from nereus.cli.progress import line
-    from nereus.demo.report import cost_line, result_table
+    from nereus.demo.report import cost_line, result_table, transition_lines
     from nereus.demo.run import DemoOptions, demo_folder, run_demo
 
     def show(event: JobEvent) -> None:
@@ -42,7 +42,8 @@ def demo(
         show=show,
     )
     console.print(result_table(report))
-    console.print(cost_line(report))
+    for text in (cost_line(report), *transition_lines(report)):
+        console.print(text, markup=False)
     if json_file is not None:
         json_file.write_text(json.dumps(report.to_dict(), indent=2) + "\n")
         notes.print(f"results are in {json_file}")

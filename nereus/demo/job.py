@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nereus.spec import JobSpec
+from nereus.spec.moves import MoveSpec
 from nereus_common.core.errors import InvalidInput
-from nereus_common.core.ids import DeviceId
-from nereus_common.core.plan import GenerationLimits, plan_to_dict
+from nereus_common.core.ids import DeviceId, ModelStage, Stage
+from nereus_common.core.plan import GenerationLimits, plan_from_dict, plan_to_dict
 from nereus_common.planning.default import default_plan
 
 MODEL = "demo:smollm2"
+GENERATION, TRAINING = ModelStage("actor", Stage.GENERATION), ModelStage("actor", Stage.TRAINING)
 KV_BYTES = 256 << 20
 
 
@@ -32,7 +34,8 @@ TASKS: Mapping[str, DemoTask] = {
 
 
 def demo_spec(devices: tuple[str, ...], *, task: str, steps: int, seed: int, heldout: int) -> JobSpec:
-    """The job on `devices`: generation replicas on the first half, training sharded over the rest."""
+    """The job on `devices`: generation replicas on the first half, training sharded over the rest. In the middle it
+    moves."""
     if task not in TASKS:
         raise InvalidInput(f"the demo has no task {task!r}", remedy=f"it has {', '.join(TASKS)}", field="task")
     chosen = TASKS[task]
@@ -49,7 +52,7 @@ def demo_spec(devices: tuple[str, ...], *, task: str, steps: int, seed: int, hel
         "max_logprob_gap": 0.1,
         "evaluation": {"size": heldout},
     }
-    return with_plan(JobSpec.from_dict(spec, "demo"), devices)
+    return with_move(with_plan(JobSpec.from_dict(spec, "demo"), devices))
 
 
 def with_plan(spec: JobSpec, devices: tuple[str, ...]) -> JobSpec:
@@ -57,6 +60,20 @@ def with_plan(spec: JobSpec, devices: tuple[str, ...]) -> JobSpec:
     limits = GenerationLimits(max_sequences=64, max_batched_tokens=2048, max_length=512, kv_bytes=KV_BYTES)
     plan = default_plan([DeviceId.parse(device) for device in devices], spec.model_stages, limits)
     return spec.model_copy(update={"plan": plan_to_dict(plan)})
+
+
+def with_move(spec: JobSpec) -> JobSpec:
+    """The spec with one change of plan in the middle, as when devices leave: generation hands its last device to
+    training, which comes together on it and leaves its own. Unchanged where that device is the only one, or there is
+    no middle."""
+    assert spec.plan is not None
+    devices = [str(device) for device in plan_from_dict(spec.plan)[GENERATION].devices]
+    if len(devices) < 2 or spec.steps < 2:
+        return spec
+    left = {"layout": f"tp1.pp1.fs1 x{len(devices) - 1}", "devices": devices[:-1]}
+    whole = {"layout": "tp1.pp1.fs1", "devices": devices[-1:]}
+    move = MoveSpec(after_step=spec.steps // 2, plan={"stages": {str(GENERATION): left, str(TRAINING): whole}})
+    return spec.model_copy(update={"moves": (move,)})
 
 
 def commonest_answer(spec: JobSpec) -> float:

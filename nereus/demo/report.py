@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import mean
 from typing import Any
 
 from rich.table import Table
 
-from nereus.events import Evaluation, JobEvent, StateChange, StepReport, SyncReport
+from nereus.events import Evaluation, JobEvent, StateChange, StepReport, SyncReport, TransitionChange
 
 POINTS = 100
 
@@ -22,6 +23,8 @@ class DemoReport:
     syncs: list[Mapping[str, float]] = field(default_factory=list)
     evaluations: dict[tuple[str, str], Evaluation] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
+    transitions: dict[str, TransitionChange] = field(default_factory=dict)
+    """The last that was heard of each."""
     commonest_answer: float = 0.0
     wall_seconds: float = 0.0
     peak_memory_bytes: int = 0
@@ -36,6 +39,8 @@ class DemoReport:
                 self.evaluations[found.when, found.mode] = found
             case SyncReport() as sync:
                 self.syncs.append(dataclasses.asdict(sync))
+            case TransitionChange() as change:
+                self.transitions[change.transition_id] = change
             case StateChange(plan=plan) if plan is not None:
                 self.plan = plan
             case _:
@@ -58,6 +63,7 @@ class DemoReport:
             "steps": [dataclasses.asdict(step) for step in self.steps],
             "sync": self._sync(),
             "plan": self.plan,
+            "transitions": [dataclasses.asdict(change) for change in self.transitions.values()],
             "wall_seconds": self.wall_seconds,
             "peak_memory_bytes": self.peak_memory_bytes,
         }
@@ -94,6 +100,28 @@ def cost_line(report: DemoReport) -> str:
         f"{report.peak_memory_bytes / (1 << 30):.1f} GiB; log-prob gap {max(gaps, default=0.0):.4f} at most; "
         f"weight syncs {sync['bytes_moved'] / 1e9:.2f} GB (moved/needed {ratio:.2f}) in {sync['seconds']:.1f} s"
     )
+
+
+def transition_lines(report: DemoReport) -> Iterable[str]:
+    """What became of every change of plan."""
+    for change in report.transitions.values():
+        if change.state != "done":
+            yield f"the change of plan after step {change.step} is {change.state}: {change.message}"
+            continue
+        ratio = change.bytes_moved / change.bytes_needed if change.bytes_needed else 1.0
+        yield (
+            f"plan changed after step {change.step}: {change.bytes_moved / 1e9:.2f} GB of training state moved "
+            f"(moved/needed {ratio:.2f}), the same to the bit by its digest; the job stood still for "
+            f"{change.still_seconds:.1f} s{_pace(report, change.step)}"
+        )
+
+
+def _pace(report: DemoReport, since: int) -> str:
+    """Mean seconds of a step before version `since` and from it on."""
+    early, late = (
+        [one.seconds["total"] for one in report.steps if (one.step >= since) is side] for side in (False, True)
+    )
+    return f"; a step took {mean(early):.1f} s before and {mean(late):.1f} s after" if early and late else ""
 
 
 def _interval(found: Evaluation) -> str:

@@ -14,7 +14,8 @@ from rich.console import Console
 from nereus.cli.doctor import packages
 from nereus.cli.output import plain
 from nereus.cli.progress import line
-from nereus.demo.report import DemoReport, cost_line, result_table
+from nereus.demo.job import demo_spec
+from nereus.demo.report import DemoReport, cost_line, result_table, transition_lines
 from nereus.events import JobEvent, JobState, StateChange
 
 pytestmark = pytest.mark.fast
@@ -31,7 +32,7 @@ STEP = {
 PLAN = {"stages": {"actor/training": {"layout": "tp1.pp1.fs2"}}}
 KEYS = {
     "heldout_before", "heldout_after", "heldout_greedy_before", "heldout_greedy_after", "heldout_commonest_answer",
-    "steps", "sync", "plan", "wall_seconds", "peak_memory_bytes",
+    "steps", "sync", "plan", "transitions", "wall_seconds", "peak_memory_bytes",
 }  # fmt: skip
 
 
@@ -83,6 +84,7 @@ def test_the_demos_json_has_its_keys_and_plain_values(report: DemoReport) -> Non
     assert data["steps"][0]["seconds"]["training"] == 2.0
     assert data["sync"] == {"bytes_moved": 600, "bytes_needed": 600, "seconds": 1.0}
     assert data["plan"] == PLAN
+    assert [change["state"] for change in data["transitions"]] == ["done"]
 
 
 def test_what_was_not_measured_is_null_not_zero() -> None:
@@ -97,8 +99,29 @@ def test_the_table_shows_before_after_and_gain(report: DemoReport) -> None:
     assert "peak memory of all processes 3.0 GiB" in cost_line(report)
 
 
-def test_the_line_of_a_transition_says_for_how_long_nothing_went_on() -> None:
-    assert "1611 MB, moved/needed 1.00, in 5.60 s" in str(line(event("transition", **MOVED)))
+def test_the_demo_says_what_its_change_of_plan_moved_and_for_how_long_nothing_went_on(report: DemoReport) -> None:
+    (text,) = transition_lines(report)
+    assert "after step 8: 1.61 GB" in text and "1.00" in text
+    assert "stood still for 5.6 s" in text, "units are prepared and released beside the job"
+    assert "a step took" not in text, "there is none after it"
+    report.take(event("step", **{**STEP, "step": 8, "seconds": {"total": 3.0}}))
+    assert "a step took 4.0 s before and 3.0 s after" in next(iter(transition_lines(report)))
+
+
+@pytest.mark.parametrize(("devices", "steps", "place"), [(4, 16, 1), (8, 2, 3), (2, 16, None), (4, 1, None)])
+def test_the_demo_hands_a_device_to_training_in_the_middle_where_generation_can_spare_one(
+    devices: int, steps: int, place: int | None
+) -> None:
+    names = tuple(f"node0/cpu{number}" for number in range(devices))
+    spec = demo_spec(names, task="gcd", steps=steps, seed=0, heldout=1)
+    found = [(move.after_step, move.plan["stages"]) for move in spec.moves]
+    if place is None:
+        assert found == []
+        return
+    ((after, stages),) = found
+    assert after == steps // 2
+    assert stages["actor/training"]["devices"] == [f"node0/cpu{place}"]
+    assert stages["actor/generation"]["devices"] == list(names[:place])
 
 
 def test_every_known_kind_is_one_line_and_unknown_kinds_are_left_out() -> None:
