@@ -10,11 +10,11 @@ import typer
 from rich.table import Table
 
 from nereus import rendering
+from nereus.cli import transition_progress
 from nereus.cli.options import DataDir, Json, Target
 from nereus.cli.output import console, notes, print_json, speaks_plainly
 from nereus.cli.targets import FORM, parse_target
 from nereus.spec_file import SUFFIXES, load_spec
-from nereus.transition import Transition
 from nereus_common.core.errors import Conflict
 
 if TYPE_CHECKING:
@@ -82,9 +82,13 @@ def apply(
         if not wait:
             print_json(begun) if as_json else console.print(begun.id)
             return
-        last = begun
-        for last in client.follow_transition(job_id, begun.id):
-            print_json(last, line=True) if as_json else console.print(progress_line(last), markup=False)
+        states = client.follow_transition(job_id, begun.id)
+        if as_json:
+            for state in states:
+                print_json(state, line=True)
+        else:
+            transition_progress.follow(states, console)
+        last = client.transition(job_id, begun.id)
         if not as_json:
             console.print(rendering.as_text(last), markup=False)
         last.check()
@@ -130,13 +134,6 @@ def get(
         return
     console.print(f"{found.id} {found.state}")
     console.print(rendering.as_text(found), markup=False)
-
-
-def progress_line(transition: Transition) -> str:
-    """State, how many nodes are done, and the bytes that have moved."""
-    done = sum(node.state == "done" for node in transition.nodes)
-    moved = transition.bytes_moved / rendering.MIB
-    return f"{transition.state} {done}/{len(transition.nodes)} nodes, {moved:,.1f} MiB moved"
 
 
 def _target(client: SyncClient, job_id: str, words: list[str]) -> TargetSource:

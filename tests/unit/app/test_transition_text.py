@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+from rich.text import Text
 
 from nereus import rendering
 from nereus.cli.targets import parse_target
+from nereus.cli.transition_progress import follow
 from nereus.spec import JobSpec
 from nereus.spec.moves import merge_target
 from nereus.transition import Transition, TransitionEdge, TransitionLink, TransitionNode
@@ -184,3 +188,30 @@ def test_a_job_file_may_hold_targets_which_build_on_each_other() -> None:
 def test_targets_that_lead_nowhere_are_refused_with_the_job(moves: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         JobSpec.from_dict(spec(moves=moves))
+
+
+def states() -> list[Transition]:
+    """A transition on its way."""
+    begun = replace(transition(PLAN), state=TransitionState.MOVING)
+    done = tuple(replace(one, state="done") for one in begun.nodes)
+    return [begun, replace(begun, nodes=done, bytes_moved=96 * MIB, state=TransitionState.DONE)]
+
+
+@pytest.mark.parametrize("columns", [60, 100])
+def test_a_transition_is_followed_by_bars_on_a_terminal(columns: int) -> None:
+    written = StringIO()
+    follow(states(), Console(file=written, force_terminal=True, width=columns, color_system=None))
+    plain = Text.from_ansi(written.getvalue().split("\x1b[1A")[-1]).plain
+    above, below = [text for text in plain.splitlines() if text.strip()]
+    assert above.startswith("done") and "2/2 nodes" in above
+    assert below.startswith("moved") and "96.0 of 96.0 MiB" in below
+    assert max(len(above), len(below)) <= columns
+
+
+def test_a_transition_is_followed_by_lines_where_nobody_can_draw() -> None:
+    written = StringIO()
+    follow(states(), Console(file=written, width=100))
+    assert written.getvalue().splitlines() == [
+        "moving 0/2 nodes, 0.0 of 96.0 MiB moved",
+        "done 2/2 nodes, 96.0 of 96.0 MiB moved",
+    ]
