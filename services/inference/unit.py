@@ -6,36 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nereus_common.core.errors import IllegalTransition, ProcessLost
-from nereus_common.core.ids import TensorName
+from nereus_common.core.errors import ProcessLost
 from nereus_common.engines import options as engine_options
 from nereus_common.engines.inference.base import Columns, InferenceOptions, InferenceRankConfig, Scored, check_work
 from nereus_common.engines.torch_model import answers
 from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankPulled, UnitSpec
-from nereus_common.stages.cores import KEEP_MEMORY, cores_per_rank
+from nereus_common.stages.cores import cores_per_rank
 from nereus_common.stages.ranks import holding_of, request_of
-from nereus_common.stages.worker_set import WorkerSet
-from nereus_common.state.digest import combine
-from nereus_common.workers import WorkerSpec
+from nereus_common.stages.torch_unit import TorchUnit
 
 BODY = "nereus_common.engines.inference.worker:InferenceWorker"
-PRELOAD = (BODY.partition(":")[0],)
 
 
-class InferenceUnit:
+class InferenceUnit(TorchUnit):
     """UnitHost over one process per rank. `on_lost` hears of a process that ended unasked."""
 
     def __init__(self, spec: UnitSpec, settings: HostSettings, on_lost: Callable[[ProcessLost], None]) -> None:
-        self._spec = spec
-        self._devices = spec.plan.unit_devices(spec.replica)
-        self._workers = WorkerSet([_worker(spec, rank, settings) for rank in range(len(self._devices))], on_lost)
-
-    @property
-    def pids(self) -> Sequence[int]:
-        return self._workers.pids
-
-    async def prepare(self, timeout: float) -> None:
-        await self._workers.start(timeout)
+        configs = [_config(spec, rank, settings) for rank in range(spec.plan.layout.ranks)]
+        super().__init__(spec, BODY, configs, settings, on_lost)
 
     async def load(self, version: int, timeout: float, checkpoint: str = "") -> None:
         """From the model folder; a unit that had dropped parts of its state has all of it again."""
@@ -56,37 +44,12 @@ class InferenceUnit:
             pulled = await self._workers.call_all("pull", [(request,) for request in requests], order.timeout)
         return [RankPulled(one.rank, one.bytes, one.seconds, one.digest) for one in pulled]
 
-    async def offer(self, version: int, timeout: float) -> Holding:
-        return holding_of(
-            version, self._devices, await self._workers.call_each("offer", version, timeout / 2, timeout=timeout)
-        )
-
-    async def withdraw(self, timeout: float) -> None:
-        await self._workers.call_each("withdraw", timeout / 2, timeout=timeout)
-
-    async def drop(self, tensors: Sequence[TensorName], timeout: float) -> None:
-        await self._workers.call_each("drop", list(tensors), timeout / 2, timeout=timeout)
-
-    async def digest(self, version: int, timeout: float) -> Mapping[str, int]:
-        """By "parameters". StaleVersion when any rank holds another version."""
-        parts: list[Mapping[str, int]] = await self._workers.call_each("digest_state", version, timeout=timeout)
-        return {kind: combine(part[kind] for part in parts) for kind in parts[0]}
-
     async def verify(self, version: int, wire_dtype: str, timeout: float) -> Mapping[int, int]:
         await self._workers.call_each("apply", version, timeout=timeout)
         return dict(enumerate(await self._workers.call_each("verify", version, wire_dtype, timeout=timeout)))
 
     async def commit(self, version: int, timeout: float) -> None:
         """What was applied is what scores; nothing is left to switch."""
-
-    async def sleep(self, timeout: float) -> None:
-        raise IllegalTransition(f"unit {self._spec.unit}: inference units stay on their devices", unit=self._spec.unit)
-
-    async def wake(self, timeout: float) -> None:
-        raise IllegalTransition(f"unit {self._spec.unit}: inference units stay on their devices", unit=self._spec.unit)
-
-    async def release(self) -> None:
-        await self._workers.stop()
 
     async def score(self, columns: Columns, work: str, temperature: float, timeout: float) -> Scored:
         """What the head says of the batch's responses, see `TorchInferenceEngine.score`; every rank returns the same.
@@ -98,9 +61,9 @@ class InferenceUnit:
         return scored[0]
 
 
-def _worker(spec: UnitSpec, rank: int, settings: HostSettings) -> WorkerSpec:
+def _config(spec: UnitSpec, rank: int, settings: HostSettings) -> InferenceRankConfig:
     meeting = spec.rendezvous
-    config = InferenceRankConfig(
+    return InferenceRankConfig(
         unit=spec.unit,
         model_path=spec.model_path,
         stage=spec.plan,
@@ -110,8 +73,6 @@ def _worker(spec: UnitSpec, rank: int, settings: HostSettings) -> WorkerSpec:
         transport=settings.transport,
         head=spec.head,
     )
-    name = f"{spec.unit}.{rank}"
-    return WorkerSpec(name, BODY, config, settings.log_dir / f"{name}.log", KEEP_MEMORY, PRELOAD)
 
 
 def _options(spec: UnitSpec) -> InferenceOptions:

@@ -18,32 +18,21 @@ from nereus_common.core.ids import TensorName
 from nereus_common.engines import options as engine_options
 from nereus_common.engines.training.base import TrainingOptions, TrainingRankConfig, TrainStepResult, TrainStepSpec
 from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankPulled, UnitSpec
-from nereus_common.stages.cores import KEEP_MEMORY, cores_per_rank
+from nereus_common.stages.cores import cores_per_rank
 from nereus_common.stages.ranks import holding_of, request_of
-from nereus_common.stages.worker_set import WorkerSet
-from nereus_common.state.digest import combine
-from nereus_common.workers import WorkerSpec
+from nereus_common.stages.torch_unit import TorchUnit
 
 BODY = "nereus_common.engines.training.worker:TrainingWorker"
-PRELOAD = (BODY.partition(":")[0],)
 
 
-class TrainingUnit:
+class TrainingUnit(TorchUnit):
     """UnitHost over one process per rank. `on_lost` hears of a process that ended unasked."""
 
     def __init__(self, spec: UnitSpec, settings: HostSettings, on_lost: Callable[[ProcessLost], None]) -> None:
-        self._spec = spec
-        self._devices = spec.plan.unit_devices(spec.replica)
-        self._workers = WorkerSet([_worker(spec, rank, settings) for rank in range(len(self._devices))], on_lost)
+        configs = [_config(spec, rank, settings) for rank in range(spec.plan.layout.ranks)]
+        super().__init__(spec, BODY, configs, settings, on_lost)
         self._version = self._published = -1
         self._last: tuple[int, TrainStepResult] | None = None
-
-    @property
-    def pids(self) -> Sequence[int]:
-        return self._workers.pids
-
-    async def prepare(self, timeout: float) -> None:
-        await self._workers.start(timeout)
 
     async def load(self, version: int, timeout: float, checkpoint: str = "") -> None:
         if checkpoint:
@@ -83,30 +72,15 @@ class TrainingUnit:
 
     async def offer(self, version: int, timeout: float) -> Holding:
         self._published = -1
-        found = await self._workers.call_each("offer", version, timeout / 2, timeout=timeout)
-        return holding_of(version, self._devices, found)
+        return await super().offer(version, timeout)
 
     async def withdraw(self, timeout: float) -> None:
-        await self._workers.call_each("withdraw", timeout / 2, timeout=timeout)
+        await super().withdraw(timeout)
         await self._publish(self._version, timeout, timeout)
 
     async def drop(self, tensors: Sequence[TensorName], timeout: float) -> None:
         self._version = self._published = -1
-        await self._workers.call_each("drop", list(tensors), timeout / 4, timeout=timeout)
-
-    async def digest(self, version: int, timeout: float) -> Mapping[str, int]:
-        """By "parameters", "exp_avg", "exp_avg_sq" and "step". StaleVersion when any rank holds another version."""
-        parts: list[Mapping[str, int]] = await self._workers.call_each("digest_state", version, timeout=timeout)
-        return {kind: combine(part[kind] for part in parts) for kind in parts[0]}
-
-    async def sleep(self, timeout: float) -> None:
-        raise IllegalTransition(f"unit {self._spec.unit}: training units stay on their devices", unit=self._spec.unit)
-
-    async def wake(self, timeout: float) -> None:
-        raise IllegalTransition(f"unit {self._spec.unit}: training units stay on their devices", unit=self._spec.unit)
-
-    async def release(self) -> None:
-        await self._workers.stop()
+        await super().drop(tensors, timeout)
 
     async def take_snapshot(self, version: int, timeout: float) -> None:
         """Copy the state aside on every rank. StaleVersion when the unit holds another version. Idempotent."""
@@ -173,9 +147,9 @@ class TrainingUnit:
             )
 
 
-def _worker(spec: UnitSpec, rank: int, settings: HostSettings) -> WorkerSpec:
+def _config(spec: UnitSpec, rank: int, settings: HostSettings) -> TrainingRankConfig:
     meeting = spec.rendezvous
-    config = TrainingRankConfig(
+    return TrainingRankConfig(
         unit=spec.unit,
         model_path=spec.model_path,
         stage=spec.plan,
@@ -187,8 +161,6 @@ def _worker(spec: UnitSpec, rank: int, settings: HostSettings) -> WorkerSpec:
         head=spec.head,
         transport=settings.transport,
     )
-    name = f"{spec.unit}.{rank}"
-    return WorkerSpec(name, BODY, config, settings.log_dir / f"{name}.log", KEEP_MEMORY, PRELOAD)
 
 
 def _options(spec: UnitSpec) -> TrainingOptions:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from nereus_common.core.errors import InvalidInput, NotFound, VerificationFailed
-from nereus_common.core.ids import TensorName
 from nereus_common.core.transfer import RankRef, state_holder
 from nereus_common.engines.inference.base import Columns, InferenceRankConfig, Scored
 from nereus_common.engines.inference.torch_native import TorchInferenceEngine
 from nereus_common.engines.torch_model.answers import RankHolding, RankPull
 from nereus_common.engines.torch_model.exchange import Staging, open_transport
-from nereus_common.engines.torch_model.offering import Offering
+from nereus_common.engines.torch_model.offering import Offering, OffersState
 from nereus_common.transport.base import PullRequest
 
 
-class InferenceWorker:
+class InferenceWorker(OffersState):
     """`pull` runs beside the main thread, which goes on scoring with the old version until `apply`."""
 
     def __init__(self, config: InferenceRankConfig) -> None:
@@ -47,18 +44,6 @@ class InferenceWorker:
         self._staging = staging
         return RankPull(self._config.rank, report.moved_bytes, report.seconds, report.digest)
 
-    def offer(self, version: int, timeout: float) -> RankHolding:
-        """See `Offering.offer`."""
-        return self._offering.offer(version, timeout)
-
-    def withdraw(self, timeout: float) -> None:
-        """See `Offering.withdraw`."""
-        self._offering.withdraw(timeout)
-
-    def drop(self, tensors: Sequence[TensorName], timeout: float) -> None:
-        """See `Offering.drop`."""
-        self._offering.drop(tensors, timeout)
-
     def pull_state(self, request: PullRequest, more: bool) -> RankPull:
         """See `Offering.pull`. InvalidInput when the weights would come in another dtype than they are held in."""
         held = self._config.stage.dtypes.compute
@@ -68,11 +53,7 @@ class InferenceWorker:
                 remedy="move a state between units of one compute dtype, else load the unit from the model folder",
                 field="wire_dtype",
             )
-        return self._offering.pull(request, more)
-
-    def digest_state(self, version: int) -> Mapping[str, int]:
-        """See `TorchInferenceEngine.state_digests`."""
-        return self._engine.state_digests(version)
+        return super().pull_state(request, more)
 
     def apply(self, version: int) -> None:
         """Serve what was staged. Idempotent by version; NotFound when it was not pulled."""

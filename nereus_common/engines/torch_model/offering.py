@@ -78,6 +78,10 @@ class Offering:
             self._engine.filled(request.version, whole=True)
         return RankPull(self._state.rank, report.moved_bytes, report.seconds, report.digest)
 
+    def digests(self, version: int) -> Mapping[str, int]:
+        """See `RankState.state_digests`."""
+        return self._engine.state_digests(version)
+
     def _take_back(self, holder: RankRef, timeout: float) -> None:
         """After this nobody reads the holder's arrays."""
         if not self._transport.withdraw(holder, timeout=timeout):
@@ -86,3 +90,24 @@ class Offering:
             )
         if holder == self._state:
             self._published = False
+
+
+class OffersState:
+    """The calls of a rank's worker that move its state; each is the `Offering`'s."""
+
+    _offering: Offering
+
+    def offer(self, version: int, timeout: float) -> RankHolding:
+        return self._offering.offer(version, timeout)
+
+    def withdraw(self, timeout: float) -> None:
+        self._offering.withdraw(timeout)
+
+    def drop(self, tensors: Sequence[TensorName], timeout: float) -> None:
+        self._offering.drop(tensors, timeout)
+
+    def pull_state(self, request: PullRequest, more: bool) -> RankPull:
+        return self._offering.pull(request, more)
+
+    def digest_state(self, version: int) -> Mapping[str, int]:
+        return self._offering.digests(version)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from nereus_common.checkpoints.state import Digests
 from nereus_common.core.errors import StaleVersion
 from nereus_common.core.ids import TensorName
 from nereus_common.core.transfer import RankRef, state_holder
-from nereus_common.engines.torch_model.answers import RankHolding, RankPull
+from nereus_common.engines.torch_model.answers import RankHolding
 from nereus_common.engines.torch_model.exchange import open_transport
-from nereus_common.engines.torch_model.offering import Offering
+from nereus_common.engines.torch_model.offering import Offering, OffersState
 from nereus_common.engines.training.base import (
     Columns,
     TensorState,
@@ -22,10 +22,9 @@ from nereus_common.engines.training.base import (
 )
 from nereus_common.engines.training.snapshot import Snapshots
 from nereus_common.engines.training.torch_native import TorchTrainingEngine
-from nereus_common.transport.base import PullRequest
 
 
-class TrainingWorker:
+class TrainingWorker(OffersState):
     """Methods run on the main thread, one at a time; the transport serves pulls on threads of its own, and a snapshot
     is written on another one, while the main thread trains on."""
 
@@ -64,26 +63,6 @@ class TrainingWorker:
         """`state`: of the whole state, the optimizer's tensors too."""
         boxes = self._engine.state_boxes() if state else self._engine.boxes()
         return RankHolding(self._config.rank, self._transport.address, self._engine.version, boxes)
-
-    def offer(self, version: int, timeout: float) -> RankHolding:
-        """See `Offering.offer`."""
-        return self._offering.offer(version, timeout)
-
-    def withdraw(self, timeout: float) -> None:
-        """See `Offering.withdraw`."""
-        self._offering.withdraw(timeout)
-
-    def drop(self, tensors: Sequence[TensorName], timeout: float) -> None:
-        """See `Offering.drop`."""
-        self._offering.drop(tensors, timeout)
-
-    def pull_state(self, request: PullRequest, more: bool) -> RankPull:
-        """See `Offering.pull`."""
-        return self._offering.pull(request, more)
-
-    def digest_state(self, version: int) -> Mapping[str, int]:
-        """See `TorchTrainingEngine.state_digests`."""
-        return self._engine.state_digests(version)
 
     def publish(self, version: int, pin_timeout: float) -> None:
         """Offer the state as `version` in the compute dtype; older versions are revoked after `pin_timeout` seconds.
