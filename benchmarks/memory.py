@@ -1,28 +1,18 @@
-"""Memory of processes by device while something happens, as the kernel counts it (smaps)."""
+"""Memory of processes by device while something happens."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from nereus_common.core.errors import ProcessLost
 from nereus_common.core.ids import DeviceId
+from nereus_common.workers.memory import pss_bytes
 
 EVERY = 0.02
 """Seconds between two looks."""
-
-
-def pss_bytes(pid: int) -> int:
-    """Proportional set size: private pages, and this process's share of those it shares. ProcessLost."""
-    try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    except (FileNotFoundError, ProcessLookupError) as gone:
-        raise ProcessLost(f"process {pid} is gone: its memory cannot be measured", pid=pid) from gone
-    fields = dict(line.split(":", 1) for line in text.splitlines() if line.startswith("Pss:"))
-    return int(fields["Pss"].split()[0]) << 10
 
 
 def pss_by_device(pids: Mapping[DeviceId, Sequence[int]]) -> dict[DeviceId, int]:

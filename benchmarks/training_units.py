@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from nereus_coordinator.remote_unit import RemoteUnit
 from nereus_generation.unit import GenerationUnit
 from nereus_training.unit import TrainingUnit
 
+from benchmarks.ports import free_port
 from nereus.v1.units_pb2_grpc import add_UnitServiceServicer_to_server
 from nereus_common.core.ids import DeviceId, JobId, ModelStage, Stage
 from nereus_common.core.layout import parse_replicated
@@ -178,13 +178,6 @@ def random_batch(vocabulary: int) -> RolloutBatch:
         advantages=rng.standard_normal(len(batch.response_tokens)).astype(np.float32),
         weights=loss_weights(batch, 1, "token", longest=TOKENS),
     )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _update(batch: RolloutBatch, step: int) -> TrainStepSpec:

@@ -19,7 +19,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from benchmarks.training_units import SECONDS, free_port, plan_of
+from benchmarks.ports import free_port
+from benchmarks.training_units import SECONDS, plan_of
 from nereus_common.config import Settings, load
 from nereus_common.core.errors import VerificationFailed
 from nereus_common.core.plan import StagePlan

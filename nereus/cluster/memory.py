@@ -1,7 +1,4 @@
-"""The memory of a cluster: the proportional set size (PSS) of all its processes together.
-
-PSS counts a page that k processes share as 1/k in each, so the sum is what the machine really gives up.
-"""
+"""The memory of a cluster: the proportional set size (PSS) of all its processes together."""
 
 from __future__ import annotations
 
@@ -11,19 +8,11 @@ from types import TracebackType
 from typing import Self
 
 from nereus.cluster.state import ClusterState
+from nereus_common.core.errors import ProcessLost
 from nereus_common.workers import processes
+from nereus_common.workers.memory import pss_bytes
 
 SAMPLE_SECONDS = 2.0
-
-
-def pss_bytes(pid: int) -> int:
-    """A process's PSS; 0 where it is gone, or not ours to look at."""
-    try:
-        text = (processes.PROC / str(pid) / "smaps_rollup").read_text()
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return 0
-    line = next((line for line in text.splitlines() if line.startswith("Pss:")), "Pss: 0 kB")
-    return int(line.split()[1]) * 1024
 
 
 def cluster_bytes(state: ClusterState, *, with_self: bool = True) -> int:
@@ -33,7 +22,15 @@ def cluster_bytes(state: ClusterState, *, with_self: bool = True) -> int:
     for member in state.members:
         members |= processes.family(member.identity, (), table)
     pids = {one.pid for one in members} | ({os.getpid()} if with_self else set())
-    return sum(pss_bytes(pid) for pid in pids)
+    return sum(map(_pss_if_there, pids))
+
+
+def _pss_if_there(pid: int) -> int:
+    """0 where it is gone, or not ours to look at."""
+    try:
+        return pss_bytes(pid)
+    except (ProcessLost, PermissionError):
+        return 0
 
 
 class PeakMemory:

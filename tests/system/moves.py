@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from nereus_coordinator.moving import MoveReport, move_state
 from nereus_training.unit import BODY, TrainingUnit
 
+from benchmarks.ports import free_port
 from nereus_common.core.ids import JobId, ModelStage, Stage, TensorName, UnitId
 from nereus_common.core.layout import parse_replicated
 from nereus_common.engines import options
@@ -22,7 +23,7 @@ from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankPull
 from nereus_common.stages.units import Units
 from nereus_common.transitions.dag import Mode
 from tests.system.rank_processes import RankProcesses
-from tests.system.training_cases import free_port, make_batch, make_plan, shares, step_spec
+from tests.system.training_cases import make_batch, make_plan, shares, step_spec
 
 ACTOR = ModelStage("actor", Stage.TRAINING)
 SECONDS = 240.0

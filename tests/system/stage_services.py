@@ -17,6 +17,7 @@ from nereus_inference.unit import InferenceUnit
 from nereus_training.servicer import TrainingServicer
 from nereus_training.unit import TrainingUnit
 
+from benchmarks.ports import free_port
 from nereus.v1.training_pb2_grpc import add_TrainingServiceServicer_to_server
 from nereus.v1.units_pb2_grpc import add_UnitServiceServicer_to_server
 from nereus_common.core.ids import DeviceId, JobId, ModelStage, Stage
@@ -30,7 +31,6 @@ from nereus_common.stages.base import HostSettings, Rendezvous, UnitHost, UnitSp
 from nereus_common.stages.service import OnLost
 from nereus_common.stages.servicer import UnitServicer
 from nereus_common.stages.units import Units
-from tests.system.training_cases import free_port
 
 JOB = JobId("saved")
 DEVICES = [DeviceId("node0", f"cpu{slot}") for slot in range(6)]

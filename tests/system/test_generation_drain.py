@@ -18,8 +18,8 @@ from nereus_common.core.errors import IllegalTransition, Unavailable
 from nereus_common.engines.generation.base import Drain, Finish, GenerationRequest, Piece, Sampling
 from nereus_common.transport import Transport, open_transport
 from nereus_common.workers import processes
+from nereus_common.workers.memory import pss_bytes
 from tests.system.generation_units import CALL_SECONDS, PROMPT, Reference, Unit, plan
-from tests.system.memory import pss_bytes
 from tests.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

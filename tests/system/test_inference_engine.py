@@ -12,6 +12,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from benchmarks.ports import free_port
 from nereus_common.core.errors import NereusError, NotFound, VerificationFailed
 from nereus_common.core.ids import TensorName
 from nereus_common.core.plan import StagePlan
@@ -24,7 +25,6 @@ from nereus_common.transport.base import PullItem, PullRequest
 from tests.system.rank_processes import RankProcesses
 from tests.system.training_cases import (
     MODELS,
-    free_port,
     make_batch,
     make_plan,
     rank_configs,

@@ -13,6 +13,7 @@ import pytest
 from nereus_coordinator.moving import move_state
 from nereus_inference.unit import InferenceUnit
 
+from benchmarks.ports import free_port
 from nereus_common.core.emu import Phase
 from nereus_common.core.errors import (
     IllegalTransition,
@@ -31,7 +32,7 @@ from nereus_common.transitions.dag import Mode
 from tests.system.moves import BUCKET_BYTES, LocalUnit, move
 from tests.system.rank_processes import RankProcesses
 from tests.system.scorers import REFERENCE, Scorers
-from tests.system.training_cases import free_port, make_batch, make_plan, save_model
+from tests.system.training_cases import make_batch, make_plan, save_model
 
 ONE = "tp1.pp1.fs1"
 CHAIN = [ONE, "tp2.pp1.fs1", "tp1.pp1.fs2", "tp1.pp2(1+3).fs1", f"{ONE} x2"]

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.memory import Peaks
+from nereus_common.core.ids import DeviceId
 from nereus_common.stages.cores import KEEP_MEMORY
 from nereus_common.state import program
 from nereus_common.transitions.dag import Mode
-from tests.system.memory import PeakOf
 from tests.system.moves import Group, move, ranks_of
 from tests.system.rank_processes import RankProcesses
 from tests.system.training_cases import VOCABULARY, import_engines, make_batch
@@ -70,23 +71,23 @@ async def test_a_move_in_place_takes_no_more_than_the_larger_side_and_two_bucket
     try:
         await new.prepare()
         await old.prepare()
-        pids = [*old.units[0].host.pids, *new.units[0].host.pids]
-        with PeakOf(pids) as idle:
+        device = DeviceId("node0", "cpu0")
+        pids = {device: [*old.units[0].host.pids, *new.units[0].host.pids]}
+        with Peaks(pids) as idle:
             await asyncio.sleep(0.5)
         await old.load()
         await old.train(0, make_batch(groups=2, per_group=2))
         await old.units[0].offer(1, 60.0)
-        with PeakOf(pids) as before:
+        with Peaks(pids) as before:
             await asyncio.sleep(0.5)
-        with PeakOf(pids) as during:
+        with Peaks(pids) as during:
             report = await move(old, new, 1, Mode.IN_PLACE, bucket)
         sizes = [await state_bytes(old), await state_bytes(new)]
         mib = 1 << 20
-        print(
-            f"idle {idle.bytes / mib:.0f}, offered {before.bytes / mib:.0f}, peak {during.bytes / mib:.0f}, "
-            f"states {[round(size / mib) for size in sizes]} MiB, {report.rounds} rounds"
-        )
-        assert during.bytes - idle.bytes <= max(sizes) + 2 * bucket
+        seen = [f"{one.bytes[device] / mib:.0f}" for one in (idle, before, during)]
+        states = [round(size / mib) for size in sizes]
+        print(f"idle, offered, peak {seen}, states {states} MiB, {report.rounds} rounds")
+        assert during.bytes[device] - idle.bytes[device] <= max(sizes) + 2 * bucket
     finally:
         await old.release()
         await new.release()

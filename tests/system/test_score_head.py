@@ -9,6 +9,7 @@ import pytest
 import torch
 from nereus_inference.unit import InferenceUnit
 
+from benchmarks.ports import free_port
 from nereus_common.core.errors import InvalidInput, UnsupportedByEngine
 from nereus_common.core.ids import Head, JobId, ModelStage, Stage, TensorName, UnitId
 from nereus_common.core.transfer import RankRef
@@ -32,7 +33,7 @@ from tests.system.score_cases import (
     scorer_ranks,
     whole,
 )
-from tests.system.training_cases import free_port, make_plan, rank_configs, shares
+from tests.system.training_cases import make_plan, rank_configs, shares
 from tests.tiny_models import save_tiny_model, save_tiny_reward_model
 
 KINDS = ("llama", "qwen2")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.ports import free_port
 from nereus_common.core.ids import DeviceId, Head, TensorName
 from nereus_common.core.layout import parse_replicated
 from nereus_common.core.plan import Dtypes, StagePlan
@@ -156,13 +156,6 @@ def rank_configs(
         for replica in range(plan.replicas)
         for rank in range(plan.layout.ranks)
     ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def shares(batch: RolloutBatch, replicas: int) -> list[RolloutBatch]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from benchmarks.ports import free_port
 from nereus_common.core.emu import Unit
 from nereus_common.core.ids import DeviceId, JobId, ModelStage, TransitionId, UnitId
 from nereus_common.core.layout import Layout
@@ -62,13 +62,6 @@ def serving(binary: str, folder: Path, *options: str) -> Iterator[str]:
         finally:
             process.terminate()
             process.wait(10)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def await_answer(url: str) -> None:

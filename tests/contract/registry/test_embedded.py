@@ -18,12 +18,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.ports import free_port
 from nereus_common.core.emu import Phase
 from nereus_common.core.errors import ProcessLost, ResourceExhausted, StaleEpoch, Unavailable
 from nereus_common.core.ids import DeviceId
 from nereus_common.registry import Device, JobRecord, embedded, open_registry
 
-from .conftest import JOB, free_port, make_plan, make_unit
+from .conftest import JOB, make_plan, make_unit
 
 START = (
     "import sys, pathlib; from nereus_common.registry import embedded; print(embedded.start(pathlib.Path(sys.argv[1])))"

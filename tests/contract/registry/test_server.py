@@ -12,12 +12,13 @@ from pathlib import Path
 import pytest
 import redis
 
+from benchmarks.ports import free_port
 from nereus_common.core.errors import Conflict, InvalidInput, Unavailable
 from nereus_common.registry import open_registry
 from nereus_common.registry.link import redacted
 from nereus_common.registry.scripts import script
 
-from .conftest import cluster_of_one, free_port, serving, valkey_binary
+from .conftest import cluster_of_one, serving, valkey_binary
 
 
 @pytest.mark.fast
