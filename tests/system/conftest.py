@@ -13,6 +13,7 @@ from nereus.cluster.down import down
 from nereus.cluster.state import ClusterFolder, ClusterState
 from nereus.cluster.up import up
 from nereus.sync import SyncClient
+from nereus_common.transport import Transport, open_transport
 from nereus_common.workers import processes
 from tests.system.rank_processes import RankProcesses
 from tests.tiny_models import save_tiny_model
@@ -57,6 +58,14 @@ def ranks() -> Iterator[RankProcesses]:
         yield processes
     finally:
         processes.close()
+
+
+@pytest.fixture(scope="module")
+def source() -> Iterator[Transport]:
+    """What units under test pull from."""
+    transport = open_transport("ucx")
+    yield transport
+    transport.close()
 
 
 @pytest.fixture

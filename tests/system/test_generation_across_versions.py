@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ import pytest_asyncio
 from nereus_common.core.errors import DeadlineExceeded, IllegalTransition, ProcessLost, Unavailable, VerificationFailed
 from nereus_common.engines.generation.base import Finish, GenerationRequest, Piece, Sampling
 from nereus_common.engines.generation.options import GenerationOptions
-from nereus_common.transport import Transport, open_transport
+from nereus_common.transport import Transport
 from tests.system.generation_units import CALL_SECONDS, Reference, Unit, plan
 from tests.tiny_models import save_tiny_model
 
@@ -27,13 +27,6 @@ GREEDY = Sampling(max_tokens=300, temperature=0.0)
 SHORT = Sampling(max_tokens=8, temperature=0.0)
 NOISE = 1e-4
 ACROSS = GenerationRequest("across", PROMPT, GREEDY, stream_interval=1, across_versions=True)
-
-
-@pytest.fixture(scope="module")
-def source() -> Iterator[Transport]:
-    transport = open_transport("ucx")
-    yield transport
-    transport.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["transformers", "vllm"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from nereus_common.core.errors import IllegalTransition, Unavailable
 from nereus_common.engines.generation.base import Drain, Finish, GenerationRequest, Piece, Sampling
-from nereus_common.transport import Transport, open_transport
+from nereus_common.transport import Transport
 from nereus_common.workers import processes
 from nereus_common.workers.memory import pss_bytes
 from tests.system.generation_units import CALL_SECONDS, PROMPT, Reference, Unit, plan
@@ -26,13 +26,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 LENGTH = 400
 GREEDY = Sampling(max_tokens=250, temperature=0.0)
 NOISE = 1e-4
-
-
-@pytest.fixture(scope="module")
-def source() -> Iterator[Transport]:
-    transport = open_transport("ucx")
-    yield transport
-    transport.close()
 
 
 @pytest.fixture(scope="module")

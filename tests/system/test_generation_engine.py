@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any, cast
 
@@ -13,19 +13,12 @@ import pytest_asyncio
 
 from nereus_common.core.errors import IllegalTransition, InvalidInput, StaleVersion, VerificationFailed
 from nereus_common.engines.generation.base import Finish, GenerationRequest, Sampling
-from nereus_common.transport import Transport, open_transport
+from nereus_common.transport import Transport
 from tests.system.generation_units import CALL_SECONDS, PROMPT, Reference, Unit, plan
 from tests.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 GREEDY = Sampling(max_tokens=12, temperature=0.0)
-
-
-@pytest.fixture(scope="module")
-def source() -> Iterator[Transport]:
-    transport = open_transport("ucx")
-    yield transport
-    transport.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["transformers", "vllm"])

@@ -7,7 +7,6 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,18 +15,11 @@ import pytest
 from nereus_common.core.errors import ProcessLost
 from nereus_common.engines.generation.base import GenerationRequest, Sampling
 from nereus_common.engines.generation.scratch import PREFIX
-from nereus_common.transport import Transport, open_transport
+from nereus_common.transport import Transport
 from tests.system.generation_units import PROMPT, Reference, Unit, plan
 from tests.tiny_models import save_tiny_model
 
 END_SECONDS = 30
-
-
-@pytest.fixture(scope="module")
-def source() -> Iterator[Transport]:
-    transport = open_transport("ucx")
-    yield transport
-    transport.close()
 
 
 @pytest.fixture(scope="module")

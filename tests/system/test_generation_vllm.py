@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import numpy as np
@@ -11,19 +11,12 @@ import pytest_asyncio
 
 from nereus_common.core.errors import IllegalTransition, VerificationFailed
 from nereus_common.engines.generation.base import GenerationRequest, Sampling
-from nereus_common.transport import Transport, open_transport
+from nereus_common.transport import Transport
 from tests.system.generation_units import CALL_SECONDS, PROMPT, Reference, Unit, plan
 from tests.tiny_models import save_tiny_model
 
 GREEDY = Sampling(max_tokens=8, temperature=0.0)
 FAULTY = "tests.system.bodies.generation_faults:FaultyHost"
-
-
-@pytest.fixture(scope="module")
-def source() -> Iterator[Transport]:
-    transport = open_transport("ucx")
-    yield transport
-    transport.close()
 
 
 @pytest.mark.parametrize(
