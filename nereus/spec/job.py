@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
@@ -87,6 +87,9 @@ class JobSpec(Section):
     """The job stops when the mean |log-prob gap| of a step exceeds this; None: it is only reported."""
     evaluation: EvaluationSpec = EvaluationSpec()
     checkpoint: CheckpointSpec = CheckpointSpec()
+    redundancy: Literal[0, 1] = 0
+    """1: after every step, processes on other devices take copies of the trained models' state. A job whose process is
+    lost goes on from them, from the step it was at, and not from its last checkpoint."""
     rollouts: RolloutsSpec = RolloutsSpec()
     metrics: MetricsSpec = MetricsSpec()
     deadlines: DeadlinesSpec = DeadlinesSpec()

@@ -27,7 +27,7 @@ from nereus.v1 import transitions_pb2 as nereus_dot_v1_dot_transitions__pb2
 from nereus.v1 import units_pb2 as nereus_dot_v1_dot_units__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bnereus/v1/coordinator.proto\x12\tnereus.v1\x1a\x14nereus/v1/plan.proto\x1a\x1bnereus/v1/transitions.proto\x1a\x15nereus/v1/units.proto\"\x87\x02\n\x0bModelEngine\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.nereus.v1.Model\x12\x34\n\x07\x65ngines\x18\x02 \x03(\x0b\x32#.nereus.v1.ModelEngine.EnginesEntry\x12=\n\x0coptions_json\x18\x03 \x03(\x0b\x32\'.nereus.v1.ModelEngine.OptionsJsonEntry\x1a.\n\x0c\x45nginesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10OptionsJsonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc3\x01\n\x0fPlaceJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1d\n\x04plan\x18\x03 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12&\n\x06models\x18\x04 \x03(\x0b\x32\x16.nereus.v1.ModelEngine\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x0f\n\x07version\x18\x07 \x01(\x03\x12\x12\n\ncheckpoint\x18\x08 \x01(\t\"c\n\nPlacedUnit\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\x13\n\x0bmodel_stage\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x0f\n\x07service\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\"^\n\x10PlaceJobResponse\x12$\n\x05units\x18\x01 \x03(\x0b\x32\x15.nereus.v1.PlacedUnit\x12$\n\x05syncs\x18\x02 \x03(\x0b\x32\x15.nereus.v1.SyncReport\"l\n\x12SyncWeightsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"\xca\x01\n\nSyncReport\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x13\n\x0b\x62ytes_moved\x18\x03 \x01(\x04\x12\x14\n\x0c\x62ytes_needed\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12\x31\n\x06phases\x18\x06 \x03(\x0b\x32!.nereus.v1.SyncReport.PhasesEntry\x1a-\n\x0bPhasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"<\n\x13SyncWeightsResponse\x12%\n\x06report\x18\x01 \x01(\x0b\x32\x15.nereus.v1.SyncReport\"#\n\x11ReleaseJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x14\n\x12ReleaseJobResponse\"\x9e\x01\n\x15PlanTransitionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x1f\n\x06target\x18\x02 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12\x1d\n\x04plan\x18\x03 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12&\n\x06models\x18\x04 \x03(\x0b\x32\x16.nereus.v1.ModelEngine\x12\r\n\x05links\x18\x05 \x01(\x08\"C\n\x16PlanTransitionResponse\x12)\n\ntransition\x18\x01 \x01(\x0b\x32\x15.nereus.v1.Transition\"\x8a\x01\n\x18PrepareTransitionRequest\x12\x15\n\rtransition_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x1f\n\x06target\x18\x04 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"\x1b\n\x19PrepareTransitionResponse\"v\n\x14RunTransitionRequest\x12\x15\n\rtransition_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"r\n\x15RunTransitionResponse\x12$\n\x05units\x18\x01 \x03(\x0b\x32\x15.nereus.v1.PlacedUnit\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12$\n\x05syncs\x18\x03 \x03(\x0b\x32\x15.nereus.v1.SyncReport\"?\n\x16\x41\x62ortTransitionRequest\x12\x15\n\rtransition_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\"\x19\n\x17\x41\x62ortTransitionResponse\">\n\x17\x44igestModelStageRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bmodel_stage\x18\x02 \x01(\t\"T\n\x18\x44igestModelStageResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\'\n\x07\x64igests\x18\x02 \x03(\x0b\x32\x16.nereus.v1.StateDigest2\xb4\x05\n\x12\x43oordinatorService\x12\x43\n\x08PlaceJob\x12\x1a.nereus.v1.PlaceJobRequest\x1a\x1b.nereus.v1.PlaceJobResponse\x12L\n\x0bSyncWeights\x12\x1d.nereus.v1.SyncWeightsRequest\x1a\x1e.nereus.v1.SyncWeightsResponse\x12U\n\x0ePlanTransition\x12 .nereus.v1.PlanTransitionRequest\x1a!.nereus.v1.PlanTransitionResponse\x12^\n\x11PrepareTransition\x12#.nereus.v1.PrepareTransitionRequest\x1a$.nereus.v1.PrepareTransitionResponse\x12R\n\rRunTransition\x12\x1f.nereus.v1.RunTransitionRequest\x1a .nereus.v1.RunTransitionResponse\x12X\n\x0f\x41\x62ortTransition\x12!.nereus.v1.AbortTransitionRequest\x1a\".nereus.v1.AbortTransitionResponse\x12[\n\x10\x44igestModelStage\x12\".nereus.v1.DigestModelStageRequest\x1a#.nereus.v1.DigestModelStageResponse\x12I\n\nReleaseJob\x12\x1c.nereus.v1.ReleaseJobRequest\x1a\x1d.nereus.v1.ReleaseJobResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bnereus/v1/coordinator.proto\x12\tnereus.v1\x1a\x14nereus/v1/plan.proto\x1a\x1bnereus/v1/transitions.proto\x1a\x15nereus/v1/units.proto\"\x87\x02\n\x0bModelEngine\x12\x1f\n\x05model\x18\x01 \x01(\x0b\x32\x10.nereus.v1.Model\x12\x34\n\x07\x65ngines\x18\x02 \x03(\x0b\x32#.nereus.v1.ModelEngine.EnginesEntry\x12=\n\x0coptions_json\x18\x03 \x03(\x0b\x32\'.nereus.v1.ModelEngine.OptionsJsonEntry\x1a.\n\x0c\x45nginesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10OptionsJsonEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd8\x01\n\x0fPlaceJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x1d\n\x04plan\x18\x03 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12&\n\x06models\x18\x04 \x03(\x0b\x32\x16.nereus.v1.ModelEngine\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x0f\n\x07version\x18\x07 \x01(\x03\x12\x12\n\ncheckpoint\x18\x08 \x01(\t\x12\x13\n\x0b\x66rom_copies\x18\t \x01(\x08\"c\n\nPlacedUnit\x12\x0f\n\x07unit_id\x18\x01 \x01(\t\x12\x13\n\x0bmodel_stage\x18\x02 \x01(\t\x12\x0f\n\x07replica\x18\x03 \x01(\r\x12\x0f\n\x07service\x18\x04 \x01(\t\x12\r\n\x05\x65poch\x18\x05 \x01(\x04\"^\n\x10PlaceJobResponse\x12$\n\x05units\x18\x01 \x03(\x0b\x32\x15.nereus.v1.PlacedUnit\x12$\n\x05syncs\x18\x02 \x03(\x0b\x32\x15.nereus.v1.SyncReport\"l\n\x12SyncWeightsRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\r\n\x05model\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"\xca\x01\n\nSyncReport\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\x03\x12\x13\n\x0b\x62ytes_moved\x18\x03 \x01(\x04\x12\x14\n\x0c\x62ytes_needed\x18\x04 \x01(\x04\x12\x0f\n\x07seconds\x18\x05 \x01(\x01\x12\x31\n\x06phases\x18\x06 \x03(\x0b\x32!.nereus.v1.SyncReport.PhasesEntry\x1a-\n\x0bPhasesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"<\n\x13SyncWeightsResponse\x12%\n\x06report\x18\x01 \x01(\x0b\x32\x15.nereus.v1.SyncReport\"8\n\x11ReleaseJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bkeep_copies\x18\x02 \x01(\x08\"\x14\n\x12ReleaseJobResponse\"\x9e\x01\n\x15PlanTransitionRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x1f\n\x06target\x18\x02 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12\x1d\n\x04plan\x18\x03 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12&\n\x06models\x18\x04 \x03(\x0b\x32\x16.nereus.v1.ModelEngine\x12\r\n\x05links\x18\x05 \x01(\x08\"C\n\x16PlanTransitionResponse\x12)\n\ntransition\x18\x01 \x01(\x0b\x32\x15.nereus.v1.Transition\"\x8a\x01\n\x18PrepareTransitionRequest\x12\x15\n\rtransition_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x1f\n\x06target\x18\x04 \x01(\x0b\x32\x0f.nereus.v1.Plan\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"\x1b\n\x19PrepareTransitionResponse\"v\n\x14RunTransitionRequest\x12\x15\n\rtransition_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x17\n\x0ftimeout_seconds\x18\x05 \x01(\x01\"r\n\x15RunTransitionResponse\x12$\n\x05units\x18\x01 \x03(\x0b\x32\x15.nereus.v1.PlacedUnit\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12$\n\x05syncs\x18\x03 \x03(\x0b\x32\x15.nereus.v1.SyncReport\"?\n\x16\x41\x62ortTransitionRequest\x12\x15\n\rtransition_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\"\x19\n\x17\x41\x62ortTransitionResponse\">\n\x17\x44igestModelStageRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x13\n\x0bmodel_stage\x18\x02 \x01(\t\"T\n\x18\x44igestModelStageResponse\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\'\n\x07\x64igests\x18\x02 \x03(\x0b\x32\x16.nereus.v1.StateDigest2\xb4\x05\n\x12\x43oordinatorService\x12\x43\n\x08PlaceJob\x12\x1a.nereus.v1.PlaceJobRequest\x1a\x1b.nereus.v1.PlaceJobResponse\x12L\n\x0bSyncWeights\x12\x1d.nereus.v1.SyncWeightsRequest\x1a\x1e.nereus.v1.SyncWeightsResponse\x12U\n\x0ePlanTransition\x12 .nereus.v1.PlanTransitionRequest\x1a!.nereus.v1.PlanTransitionResponse\x12^\n\x11PrepareTransition\x12#.nereus.v1.PrepareTransitionRequest\x1a$.nereus.v1.PrepareTransitionResponse\x12R\n\rRunTransition\x12\x1f.nereus.v1.RunTransitionRequest\x1a .nereus.v1.RunTransitionResponse\x12X\n\x0f\x41\x62ortTransition\x12!.nereus.v1.AbortTransitionRequest\x1a\".nereus.v1.AbortTransitionResponse\x12[\n\x10\x44igestModelStage\x12\".nereus.v1.DigestModelStageRequest\x1a#.nereus.v1.DigestModelStageResponse\x12I\n\nReleaseJob\x12\x1c.nereus.v1.ReleaseJobRequest\x1a\x1d.nereus.v1.ReleaseJobResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,43 +47,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELENGINE_OPTIONSJSONENTRY']._serialized_start=330
   _globals['_MODELENGINE_OPTIONSJSONENTRY']._serialized_end=380
   _globals['_PLACEJOBREQUEST']._serialized_start=383
-  _globals['_PLACEJOBREQUEST']._serialized_end=578
-  _globals['_PLACEDUNIT']._serialized_start=580
-  _globals['_PLACEDUNIT']._serialized_end=679
-  _globals['_PLACEJOBRESPONSE']._serialized_start=681
-  _globals['_PLACEJOBRESPONSE']._serialized_end=775
-  _globals['_SYNCWEIGHTSREQUEST']._serialized_start=777
-  _globals['_SYNCWEIGHTSREQUEST']._serialized_end=885
-  _globals['_SYNCREPORT']._serialized_start=888
-  _globals['_SYNCREPORT']._serialized_end=1090
-  _globals['_SYNCREPORT_PHASESENTRY']._serialized_start=1045
-  _globals['_SYNCREPORT_PHASESENTRY']._serialized_end=1090
-  _globals['_SYNCWEIGHTSRESPONSE']._serialized_start=1092
-  _globals['_SYNCWEIGHTSRESPONSE']._serialized_end=1152
-  _globals['_RELEASEJOBREQUEST']._serialized_start=1154
-  _globals['_RELEASEJOBREQUEST']._serialized_end=1189
-  _globals['_RELEASEJOBRESPONSE']._serialized_start=1191
-  _globals['_RELEASEJOBRESPONSE']._serialized_end=1211
-  _globals['_PLANTRANSITIONREQUEST']._serialized_start=1214
-  _globals['_PLANTRANSITIONREQUEST']._serialized_end=1372
-  _globals['_PLANTRANSITIONRESPONSE']._serialized_start=1374
-  _globals['_PLANTRANSITIONRESPONSE']._serialized_end=1441
-  _globals['_PREPARETRANSITIONREQUEST']._serialized_start=1444
-  _globals['_PREPARETRANSITIONREQUEST']._serialized_end=1582
-  _globals['_PREPARETRANSITIONRESPONSE']._serialized_start=1584
-  _globals['_PREPARETRANSITIONRESPONSE']._serialized_end=1611
-  _globals['_RUNTRANSITIONREQUEST']._serialized_start=1613
-  _globals['_RUNTRANSITIONREQUEST']._serialized_end=1731
-  _globals['_RUNTRANSITIONRESPONSE']._serialized_start=1733
-  _globals['_RUNTRANSITIONRESPONSE']._serialized_end=1847
-  _globals['_ABORTTRANSITIONREQUEST']._serialized_start=1849
-  _globals['_ABORTTRANSITIONREQUEST']._serialized_end=1912
-  _globals['_ABORTTRANSITIONRESPONSE']._serialized_start=1914
-  _globals['_ABORTTRANSITIONRESPONSE']._serialized_end=1939
-  _globals['_DIGESTMODELSTAGEREQUEST']._serialized_start=1941
-  _globals['_DIGESTMODELSTAGEREQUEST']._serialized_end=2003
-  _globals['_DIGESTMODELSTAGERESPONSE']._serialized_start=2005
-  _globals['_DIGESTMODELSTAGERESPONSE']._serialized_end=2089
-  _globals['_COORDINATORSERVICE']._serialized_start=2092
-  _globals['_COORDINATORSERVICE']._serialized_end=2784
+  _globals['_PLACEJOBREQUEST']._serialized_end=599
+  _globals['_PLACEDUNIT']._serialized_start=601
+  _globals['_PLACEDUNIT']._serialized_end=700
+  _globals['_PLACEJOBRESPONSE']._serialized_start=702
+  _globals['_PLACEJOBRESPONSE']._serialized_end=796
+  _globals['_SYNCWEIGHTSREQUEST']._serialized_start=798
+  _globals['_SYNCWEIGHTSREQUEST']._serialized_end=906
+  _globals['_SYNCREPORT']._serialized_start=909
+  _globals['_SYNCREPORT']._serialized_end=1111
+  _globals['_SYNCREPORT_PHASESENTRY']._serialized_start=1066
+  _globals['_SYNCREPORT_PHASESENTRY']._serialized_end=1111
+  _globals['_SYNCWEIGHTSRESPONSE']._serialized_start=1113
+  _globals['_SYNCWEIGHTSRESPONSE']._serialized_end=1173
+  _globals['_RELEASEJOBREQUEST']._serialized_start=1175
+  _globals['_RELEASEJOBREQUEST']._serialized_end=1231
+  _globals['_RELEASEJOBRESPONSE']._serialized_start=1233
+  _globals['_RELEASEJOBRESPONSE']._serialized_end=1253
+  _globals['_PLANTRANSITIONREQUEST']._serialized_start=1256
+  _globals['_PLANTRANSITIONREQUEST']._serialized_end=1414
+  _globals['_PLANTRANSITIONRESPONSE']._serialized_start=1416
+  _globals['_PLANTRANSITIONRESPONSE']._serialized_end=1483
+  _globals['_PREPARETRANSITIONREQUEST']._serialized_start=1486
+  _globals['_PREPARETRANSITIONREQUEST']._serialized_end=1624
+  _globals['_PREPARETRANSITIONRESPONSE']._serialized_start=1626
+  _globals['_PREPARETRANSITIONRESPONSE']._serialized_end=1653
+  _globals['_RUNTRANSITIONREQUEST']._serialized_start=1655
+  _globals['_RUNTRANSITIONREQUEST']._serialized_end=1773
+  _globals['_RUNTRANSITIONRESPONSE']._serialized_start=1775
+  _globals['_RUNTRANSITIONRESPONSE']._serialized_end=1889
+  _globals['_ABORTTRANSITIONREQUEST']._serialized_start=1891
+  _globals['_ABORTTRANSITIONREQUEST']._serialized_end=1954
+  _globals['_ABORTTRANSITIONRESPONSE']._serialized_start=1956
+  _globals['_ABORTTRANSITIONRESPONSE']._serialized_end=1981
+  _globals['_DIGESTMODELSTAGEREQUEST']._serialized_start=1983
+  _globals['_DIGESTMODELSTAGEREQUEST']._serialized_end=2045
+  _globals['_DIGESTMODELSTAGERESPONSE']._serialized_start=2047
+  _globals['_DIGESTMODELSTAGERESPONSE']._serialized_end=2131
+  _globals['_COORDINATORSERVICE']._serialized_start=2134
+  _globals['_COORDINATORSERVICE']._serialized_end=2826
 # @@protoc_insertion_point(module_scope)

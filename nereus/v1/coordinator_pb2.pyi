@@ -103,6 +103,7 @@ class PlaceJobRequest(_message.Message):
     SEED_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     CHECKPOINT_FIELD_NUMBER: _builtins.int
+    FROM_COPIES_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     epoch: _builtins.int
     timeout_seconds: _builtins.float
@@ -111,6 +112,8 @@ class PlaceJobRequest(_message.Message):
     """The version that the trained models are loaded as."""
     checkpoint: _builtins.str
     """A complete checkpoint's folder to load trained models from; empty: from their model folders."""
+    from_copies: _builtins.bool
+    """Fill trained models with `version` from the copies that ReleaseJob left. PROCESS_LOST where they are not there."""
     @_builtins.property
     def plan(self) -> _plan_pb2.Plan: ...
     @_builtins.property
@@ -126,10 +129,11 @@ class PlaceJobRequest(_message.Message):
         seed: _builtins.int = ...,
         version: _builtins.int = ...,
         checkpoint: _builtins.str = ...,
+        from_copies: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "epoch", b"epoch", "job_id", b"job_id", "models", b"models", "plan", b"plan", "seed", b"seed", "timeout_seconds", b"timeout_seconds", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "epoch", b"epoch", "from_copies", b"from_copies", "job_id", b"job_id", "models", b"models", "plan", b"plan", "seed", b"seed", "timeout_seconds", b"timeout_seconds", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -307,15 +311,19 @@ class ReleaseJobRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     JOB_ID_FIELD_NUMBER: _builtins.int
+    KEEP_COPIES_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
+    keep_copies: _builtins.bool
+    """Leave copies of the trained models' state, for the next PlaceJob."""
     def __init__(
         self,
         *,
         job_id: _builtins.str = ...,
+        keep_copies: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job_id", b"job_id", "keep_copies", b"keep_copies"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -914,17 +914,21 @@ class ReleaseUnitRequest(_message.Message):
 
     UNIT_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    KEEP_COPIES_FIELD_NUMBER: _builtins.int
     unit_id: _builtins.str
     epoch: _builtins.int
+    keep_copies: _builtins.bool
+    """Leave copies of the unit's state where it has some: they are offered and digested in its stead."""
     def __init__(
         self,
         *,
         unit_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        keep_copies: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "unit_id", b"unit_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "keep_copies", b"keep_copies", "unit_id", b"unit_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -934,12 +938,17 @@ Global___ReleaseUnitRequest: _TypeAlias = ReleaseUnitRequest  # noqa: Y015
 class ReleaseUnitResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    COPIES_KEPT_FIELD_NUMBER: _builtins.int
+    copies_kept: _builtins.bool
+    """Copies are left; another release ends them."""
     def __init__(
         self,
+        *,
+        copies_kept: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copies_kept", b"copies_kept"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -23,6 +23,9 @@ GENERATION_HOST = 700 << 20
 """Engine host alone, which stays when the unit sleeps; measured 0.45 GiB proportional, 0.7 GiB resident."""
 STAGING = 256 << 20
 """One bucket in flight, and its staged copy."""
+MIRROR_PROCESS = 120 << 20
+"""Interpreter, numpy and transport of a process that keeps copies; measured 0.1 GiB resident."""
+MIRRORED_VERSIONS = 2
 RESPONSE_SHARE = 0.5
 """Largest share of a trained microbatch's rows that predict a response token, for the size of what the head makes."""
 
@@ -79,6 +82,19 @@ def footprint(shape: ModelShape, model_stage: ModelStage, plan: StagePlan, rank:
         transfer=held * compute + STAGING,
         process=GENERATION_PROCESS if generation else TRAINING_PROCESS,
     )
+
+
+def state_bytes(shape: ModelShape, model_stage: ModelStage, plan: StagePlan, rank: int) -> int:
+    """What a transition moves to `rank`. Training holds its masters and two moments of the same size; what it computes
+    with is made from them."""
+    found = footprint(shape, model_stage, plan, rank)
+    return found.optimizer * 3 // 2 if model_stage.stage is Stage.TRAINING else found.weights
+
+
+def mirror_bytes(shape: ModelShape, model_stage: ModelStage, plan: StagePlan, rank: int) -> int:
+    """Of the process on `rank`'s device that keeps copies of the rank before it."""
+    mirrored = state_bytes(shape, model_stage, plan, (rank - 1) % plan.layout.ranks)
+    return MIRRORED_VERSIONS * mirrored + MIRROR_PROCESS
 
 
 def _activations(shape: ModelShape, plan: StagePlan, *, backward: bool) -> int:

@@ -95,8 +95,21 @@ class HostSettings:
     transport: str = "ucx"
 
 
+class StateCopies(Protocol):
+    """What keeps copies of a unit's state, and outlives the processes that the state is in."""
+
+    async def offer(self, version: int, timeout: float) -> Holding:
+        """As the unit would. StaleVersion when it is not a version that is kept; ProcessLost when none is any more."""
+
+    async def digest(self, version: int, timeout: float) -> Mapping[str, int]: ...
+
+
 class UnitHost(Protocol):
-    """One unit's processes. Every method may raise ProcessLost; after that only `release` is called."""
+    """One unit's processes. Every method may raise ProcessLost; after that only `release` is called, and `copies`."""
+
+    @property
+    def copies(self) -> StateCopies | None:
+        """None: the state is gone with the unit's processes."""
 
     @property
     def pids(self) -> Sequence[int]: ...
@@ -141,6 +154,9 @@ class UnitHost(Protocol):
     async def release(self) -> None:
         """Stop everything, also in the middle of any other call. Never fails."""
 
+    async def release_ranks(self) -> None:
+        """As `release`, but for `copies`."""
+
 
 def new_unit(spec: UnitSpec) -> Unit:
     devices = spec.plan.unit_devices(spec.replica)
@@ -149,6 +165,11 @@ def new_unit(spec: UnitSpec) -> Unit:
 
 class OffersNothing:
     """The part of UnitHost that moves state, for units that are filled by weight sync or from their model's folder."""
+
+    copies: StateCopies | None = None
+
+    async def release_ranks(self) -> None:
+        raise self._refused("has no copies to leave behind")
 
     async def offer(self, version: int, timeout: float) -> Holding:
         raise self._refused("offers no state")

@@ -115,8 +115,8 @@ class UnitServicer(UnitServiceServicer):
         return pb.WakeUnitResponse()
 
     async def ReleaseUnit(self, request: pb.ReleaseUnitRequest, context: Context) -> pb.ReleaseUnitResponse:
-        await self._units.release(UnitId(request.unit_id), request.epoch)
-        return pb.ReleaseUnitResponse()
+        kept = await self._units.release(UnitId(request.unit_id), request.epoch, keep_copies=request.keep_copies)
+        return pb.ReleaseUnitResponse(copies_kept=kept)
 
     async def ListUnits(self, request: pb.ListUnitsRequest, context: Context) -> pb.ListUnitsResponse:
         return pb.ListUnitsResponse(

@@ -7,7 +7,7 @@ from typing import Any
 
 from nereus_common.core.errors import IllegalTransition, ProcessLost
 from nereus_common.core.ids import TensorName
-from nereus_common.stages.base import Holding, HostSettings, UnitSpec
+from nereus_common.stages.base import Holding, HostSettings, StateCopies, UnitSpec
 from nereus_common.stages.cores import KEEP_MEMORY
 from nereus_common.stages.ranks import holding_of
 from nereus_common.stages.worker_set import WorkerSet
@@ -32,6 +32,10 @@ class TorchUnit:
         self._workers = WorkerSet(
             [_worker(f"{spec.unit}.{rank}", body, config, settings) for rank, config in enumerate(configs)], on_lost
         )
+
+    @property
+    def copies(self) -> StateCopies | None:
+        return None
 
     @property
     def pids(self) -> Sequence[int]:
@@ -64,6 +68,9 @@ class TorchUnit:
         raise self._stays()
 
     async def release(self) -> None:
+        await self._workers.stop()
+
+    async def release_ranks(self) -> None:
         await self._workers.stop()
 
     def _stays(self) -> IllegalTransition:

@@ -20,7 +20,7 @@ from nereus_common.core.errors import (
     VerificationFailed,
 )
 from nereus_common.core.ids import Stage, TensorName, UnitId
-from nereus_common.stages.base import Holding, PullOrder, RankPulled, UnitHost, UnitSpec, new_unit
+from nereus_common.stages.base import Holding, PullOrder, RankPulled, StateCopies, UnitHost, UnitSpec, new_unit
 
 log = logging.getLogger(__name__)
 
@@ -150,8 +150,13 @@ class Units:
             raise
 
     async def offer(self, unit: UnitId, epoch: int, version: int, timeout: float) -> Holding:
-        """Serve the whole state in place, or of a unit that never served what it has. It does no work meanwhile."""
-        entry = self._entry(unit, epoch)
+        """Serve the whole state in place, or of a unit that never served what it has. It does no work meanwhile.
+
+        Of a unit that is lost, its copies are served.
+        """
+        entry = self._known(unit, epoch)
+        if entry.lost is not None:
+            return await _copies_of(entry).offer(version, timeout)
         async with self._operation(entry):
             if entry.unit.phase in OFFERED:
                 return await entry.host.offer(version, timeout)
@@ -165,8 +170,11 @@ class Units:
                 raise
 
     async def withdraw(self, unit: UnitId, epoch: int, timeout: float) -> None:
-        """End an offer that nothing was dropped from; where none is, nothing happens."""
-        entry = self._entry(unit, epoch)
+        """End an offer that nothing was dropped from; where none is, nothing happens. Copies are served for good."""
+        entry = self._known(unit, epoch)
+        if entry.lost is not None:
+            _copies_of(entry)
+            return
         async with self._operation(entry):
             if entry.unit.phase is Phase.ACTIVE:
                 return
@@ -183,8 +191,10 @@ class Units:
             await entry.host.drop(tensors, timeout)
 
     async def digest(self, unit: UnitId, epoch: int, version: int, timeout: float) -> Mapping[str, int]:
-        """Of the logical state, by kind; StaleVersion when the unit holds another version."""
-        entry = self._entry(unit, epoch)
+        """Of the logical state, by kind; StaleVersion when the unit, or where it is lost its copies, hold another."""
+        entry = self._known(unit, epoch)
+        if entry.lost is not None:
+            return await _copies_of(entry).digest(version, timeout)
         async with self._operation(entry):
             return await entry.host.digest(version, timeout)
 
@@ -238,14 +248,22 @@ class Units:
                 await entry.host.wake(timeout)
                 entry.apply(Event.WOKEN)
 
-    async def release(self, unit: UnitId, epoch: int) -> None:
-        """Stop a unit, whatever it is doing. Unknown units are released already."""
+    async def release(self, unit: UnitId, epoch: int, *, keep_copies: bool = False) -> bool:
+        """Stop a unit, whatever it is doing. Unknown units are released already.
+
+        `keep_copies`: where the unit has copies of its state those stay, and it counts as lost; whether they did.
+        """
         entry = self._entries.get(unit)
         if entry is None:
-            return
+            return False
         if epoch < entry.spec.epoch:
             raise StaleEpoch(f"unit {unit} is at epoch {entry.spec.epoch}, the call is of {epoch}", unit=unit)
-        await self._discard(entry)
+        if not keep_copies or entry.host.copies is None:
+            await self._discard(entry)
+            return False
+        self.mark_lost(entry, ProcessLost(f"unit {unit} was released; only copies of its state are left", unit=unit))
+        await entry.host.release_ranks()
+        return True
 
     async def release_all(self) -> None:
         await asyncio.gather(*(self._discard(entry) for entry in self.entries()))
@@ -255,13 +273,18 @@ class Units:
         await entry.host.release()
 
     def _entry(self, unit: UnitId, epoch: int) -> Entry:
+        entry = self._known(unit, epoch)
+        if entry.lost is not None:
+            raise entry.lost
+        return entry
+
+    def _known(self, unit: UnitId, epoch: int) -> Entry:
+        """Also one that is lost."""
         entry = self._entries.get(unit)
         if entry is None:
             raise NotFound(f"no unit {unit} here", remedy="prepare it first", unit=unit)
         if epoch != entry.spec.epoch:
             raise StaleEpoch(f"unit {unit} is at epoch {entry.spec.epoch}, the call is of {epoch}", unit=unit)
-        if entry.lost is not None:
-            raise entry.lost
         return entry
 
     @asynccontextmanager
@@ -288,3 +311,12 @@ class Units:
             entry.lost = lost
             if entry.unit.phase not in (Phase.LOST, Phase.RELEASED):
                 entry.apply(Event.LOST)
+
+
+def _copies_of(entry: Entry) -> StateCopies:
+    """Of a unit that is lost; raises its loss where it has none."""
+    assert entry.lost is not None
+    copies = entry.host.copies
+    if copies is None:
+        raise entry.lost
+    return copies

@@ -30,6 +30,7 @@ from .loop import RlLoop, Stages
 from .moves import Mover
 from .parts import Surrounding, build_parts, build_sampler, build_stages
 from .placed import PlacedJob, PlacedStage
+from .progress import Progress
 from .readiness import await_services, needs_of
 from .replanning import Replanning
 from .scoring import Scoring
@@ -64,6 +65,12 @@ class Attempt:
         self._patience = patience
         self._plan = plan or spec.explicit_plan
         self._epoch = 0
+        self._reached: Progress | None = None
+
+    @property
+    def copies(self) -> Progress | None:
+        """After a failure: the progress of which copies of the trained models' state are left; None where none are."""
+        return self._reached if self._spec.redundancy else None
 
     async def run(self) -> None:
         """Returns when all steps are done."""
@@ -75,16 +82,23 @@ class Attempt:
         scoring = Scoring(self._job, spec, self._around.folder(self._job), tokenizer)
         plan = self._plan = self._plan or await self._default_plan()
         self._coordinator = await self._find_coordinator(self._patience)
-        await self._coordinator.release(self._job, spec.deadlines.release)
+        await self._coordinator.release(self._job, spec.deadlines.release, keep_copies=self._start.copies)
         try:
             await scoring.start()
             placed = await self._place(plan)
             async with self._checkpoints(plan, placed) as checkpointer:
                 around = self._surrounding(prompts, scoring, tokenizer, checkpointer)
                 await self._loop(placed, around, checkpointer)
+        except NereusError:
+            await asyncio.shield(self._release(keep_copies=self.copies is not None))
+            raise
+        except BaseException:
+            await asyncio.shield(self._release())
+            raise
+        else:
+            await asyncio.shield(self._release())
         finally:
             await scoring.close()
-            await asyncio.shield(self._release())
 
     async def _loop(self, placed: PlacedJob, around: Surrounding, checkpointer: Checkpointer) -> None:
         spec, desk = self._spec, TransitionDesk(self._around)
@@ -129,7 +143,9 @@ class Attempt:
             self._around.channels,
             version=version,
             checkpoint="" if checkpoint is None else str(checkpoint),
+            from_copies=self._start.copies,
         )
+        self._reached = self._start.progress
         told = {"epoch": self._epoch, "plan": json.loads(plan.to_json()), "plan_id": plan.id}
         await self._journal.set_state(JobState.RUNNING, **told)
         for report in synced:
@@ -178,6 +194,10 @@ class Attempt:
         tokenizer: ChatTokenizer,
         checkpointer: Checkpointer,
     ) -> Surrounding:
+        async def after_step(progress: Progress) -> None:
+            self._reached = progress
+            await checkpointer.after_step(progress)
+
         return Surrounding(
             prompts=prompts,
             tokenizer=tokenizer,
@@ -185,7 +205,7 @@ class Attempt:
             play=scoring.play,
             sync=self._sync,
             emit=self._journal.emit,
-            after_step=checkpointer.after_step,
+            after_step=after_step,
             folder=self._around.folder(self._job),
         )
 
@@ -232,9 +252,9 @@ class Attempt:
         devices = sorted(device.id for device in await self._around.registry.devices())
         return default_plan(devices, self._spec.model_stages)
 
-    async def _release(self) -> None:
+    async def _release(self, *, keep_copies: bool = False) -> None:
         try:
-            await self._coordinator.release(self._job, self._spec.deadlines.release)
+            await self._coordinator.release(self._job, self._spec.deadlines.release, keep_copies=keep_copies)
         except NereusError as error:
             log.error("job %s: its units were not released: %s", self._job, error)
 

@@ -46,21 +46,24 @@ CURED_BY_A_RESTART: Mapping[type[NereusError], bool] = {
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where an attempt begins. `checkpoint`: the folder of a complete one, or None: from the model folders."""
+    """Where an attempt begins. `checkpoint`: the folder of a complete one, or None: from the model folders, or with
+    `copies` from the copies that the attempt before has left."""
 
     progress: Progress = field(default_factory=Progress)
     checkpoint: Path | None = None
+    copies: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """A job between two attempts. `steps_done` counts its finished steps, `fruitless` the restarts since the last new
-    checkpoint; `newest` is that checkpoint."""
+    checkpoint; `newest` is that checkpoint; `copies`: where it stood when copies of its state were left."""
 
     job: JobId
     steps_done: int
     fruitless: int
     newest: Start | None
+    copies: Progress | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +76,13 @@ class GiveUp:
 def after_failure(error: NereusError, options: CheckpointSpec, standing: Standing) -> Start | GiveUp:
     """Where the next attempt starts, or why there is none.
 
-    From the beginning only a job goes that has not finished a step: it loses nothing by it.
+    From the beginning only a job goes that has not finished a step: it loses nothing by it. From copies it goes
+    whenever there are some, also where a checkpoint is to be resumed by hand: they are gone with the job.
     """
     if not is_cured_by_a_restart(error):
         return GiveUp()
+    if standing.copies is not None and standing.fruitless < options.attempts:
+        return Start(standing.copies, copies=True)
     if options.resume == "manual":
         return GiveUp(_by_hand(standing))
     if standing.fruitless >= options.attempts:

@@ -46,10 +46,12 @@ class Coordinator:
         channels: Channels,
         version: int = 0,
         checkpoint: str = "",
+        from_copies: bool = False,
     ) -> tuple[PlacedJob, Sequence[Synced]]:
         """Create all units of the plan; returns them with what the first weight syncs moved.
 
         `checkpoint`: a complete one's folder, which holds the trained models at `version`; "": their model folders.
+        `from_copies`: those that `release` left hold `version`; ProcessLost where they do not.
         """
         timeout = spec.deadlines.place
         request = pb.PlaceJobRequest(
@@ -61,6 +63,7 @@ class Coordinator:
             seed=spec.seed,
             version=version,
             checkpoint=checkpoint,
+            from_copies=from_copies,
         )
         with calling("PlaceJob", self.target):
             answer = await self._stub.PlaceJob(request, timeout=timeout + MARGIN)
@@ -134,9 +137,11 @@ class Coordinator:
             answer = await self._stub.DigestModelStage(request, timeout=timeout)
         return answer.version, digests_from_pb(answer.digests)
 
-    async def release(self, job: JobId, timeout: float) -> None:
+    async def release(self, job: JobId, timeout: float, *, keep_copies: bool = False) -> None:
+        """`keep_copies`: leave what copies of the trained models' state there are, for a placement `from_copies`."""
+        request = pb.ReleaseJobRequest(job_id=job, keep_copies=keep_copies)
         with calling("ReleaseJob", self.target):
-            await self._stub.ReleaseJob(pb.ReleaseJobRequest(job_id=job), timeout=timeout)
+            await self._stub.ReleaseJob(request, timeout=timeout)
 
 
 def _models(spec: JobSpec, plan: Plan) -> list[pb.ModelEngine]:
@@ -148,6 +153,7 @@ def _model(spec: JobSpec, name: str) -> pb.ModelEngine:
     options = {str(stage): dict(engine.options) for stage, engine in model.engines.items()}
     training = options.setdefault(str(Stage.TRAINING), {})
     training.setdefault("optimizer", _optimizer(spec))
+    training.setdefault("redundancy", spec.redundancy)
     return pb.ModelEngine(
         model=units_pb2.Model(name=name, path=model.path, head=spec.head(name)),
         engines={str(stage): engine.name for stage, engine in model.engines.items()},

@@ -68,7 +68,7 @@ class JobJournal:
                     attempts=record.attempts + 1,
                     fruitless=record.fruitless + fruitless,
                     steps_done=step,
-                    checkpoint_step=0 if start.checkpoint is None else step,
+                    checkpoint_step=record.checkpoint_step if start.copies else step if start.checkpoint else 0,
                 )
             )
         return begun.attempts

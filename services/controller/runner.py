@@ -19,6 +19,7 @@ from .attempt import Attempt, find_coordinator
 from .attempts import GiveUp, Standing, Start, after_failure
 from .checkpoints import newest
 from .gone import explained
+from .progress import Progress
 from .surroundings import Surroundings
 
 log = logging.getLogger(__name__)
@@ -87,18 +88,30 @@ class JobRunner:
 
     async def _attempts(self, start: Start, why: NereusError | None) -> None:
         """Attempt after attempt, until one ends well or the next is not worth it."""
+        fruitless = why is not None
         while True:
-            await self._begin(start, why)
+            await self._begin(start, why, fruitless=fruitless)
             patience = self._spec.deadlines.place if why else STARTING_SECONDS
             plan = await self._plan_in_force() if why else None
+            attempt = Attempt(self._job, self._spec, self._around, self._journal, start, patience, plan)
             try:
-                await Attempt(self._job, self._spec, self._around, self._journal, start, patience, plan).run()
+                await attempt.run()
             except NereusError as error:
                 why = await explained(error, self._job, self._around.registry)
                 log.warning("job %s: an attempt failed: %s", self._job, why)
             else:
                 return
-            start = await self._next_start(why)
+            before, start = start, await self._next_start_or_release(why, attempt.copies)
+            fruitless = not start.copies or start.progress == before.progress
+
+    async def _next_start_or_release(self, why: NereusError, copies: Progress | None) -> Start:
+        """Copies are left for a next attempt: where there is none, nothing may be left."""
+        try:
+            return await self._next_start(why, copies)
+        except BaseException:
+            if copies is not None:
+                await asyncio.shield(self._release_what_is_left())
+            raise
 
     async def _plan_in_force(self) -> Plan | None:
         """The one that a job which restarts by itself goes on with; None when it was never placed."""
@@ -107,17 +120,17 @@ class JobRunner:
         except NotFound:
             return None
 
-    async def _begin(self, start: Start, why: NereusError | None) -> None:
-        attempt = await self._journal.begin_attempt(start, fruitless=why is not None)
+    async def _begin(self, start: Start, why: NereusError | None, *, fruitless: bool) -> None:
+        attempt = await self._journal.begin_attempt(start, fruitless=fruitless)
         if attempt > 1:
             await self._journal.restarting(attempt, start.progress.step, why)
 
-    async def _next_start(self, error: NereusError) -> Start:
+    async def _next_start(self, error: NereusError, copies: Progress | None = None) -> Start:
         """Where to go on after `error`; raises it, with what can be done about it, where nowhere."""
         record = await self._journal.record()
         found = await asyncio.to_thread(newest, self._around.checkpoints(self._job, self._spec))
         last = None if found is None else Start(checkpoint=found[0], progress=found[1])
-        standing = Standing(self._job, record.steps_done, record.fruitless, last)
+        standing = Standing(self._job, record.steps_done, record.fruitless, last, copies)
         match after_failure(error, self._spec.checkpoint, standing):
             case Start() as start:
                 return start

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nereus_common.core.ids import DeviceId, JobId, ModelStage, Stage
 from nereus_common.core.plan import StagePlan
-from nereus_common.planning.memory import GENERATION_HOST, footprint
+from nereus_common.planning.memory import GENERATION_HOST, footprint, mirror_bytes, state_bytes
 from nereus_common.registry import Registry
 from nereus_common.state.architecture import ModelShape
 from nereus_common.transitions.dag import TransitionDag
@@ -15,7 +15,7 @@ from nereus_common.transitions.needs import RankNeed
 from nereus_common.transitions.planner import plan_transition
 from nereus_common.transitions.traffic import LinkTraffic, traffic
 
-from .placement import Placement, model_shape
+from .placement import Placement, is_mirrored, model_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ async def fit(registry: Registry, old: Placement, target: Placement, bucket_byte
     shapes = {name: await model_shape(source) for name, source in target.models.items()}
 
     def needs(name: ModelStage, stage: StagePlan, rank: int) -> RankNeed:
-        return rank_need(shapes[name.model], name, stage, rank)
+        return rank_need(shapes[name.model], name, stage, rank, mirrored=is_mirrored(target, name))
 
     budgets = {device.id: device.memory_bytes for device in await registry.devices()}
     occupied = await _by_others(registry, old.job)
@@ -43,13 +43,12 @@ async def fit(registry: Registry, old: Placement, target: Placement, bucket_byte
     return Fitted(dag, shapes)
 
 
-def rank_need(shape: ModelShape, name: ModelStage, stage: StagePlan, rank: int) -> RankNeed:
-    """What a transition moves, and what the rank needs beside it. Training holds its masters and two moments of the
-    same size; what it computes with is made from them."""
-    found = footprint(shape, name, stage, rank)
-    state = found.optimizer * 3 // 2 if name.stage is Stage.TRAINING else found.weights
+def rank_need(shape: ModelShape, name: ModelStage, stage: StagePlan, rank: int, *, mirrored: bool = False) -> RankNeed:
+    """What a transition moves, and what the rank needs beside it."""
+    state = state_bytes(shape, name, stage, rank)
     asleep = GENERATION_HOST if name.stage is Stage.GENERATION else 0
-    return RankNeed(state=state, rest=found.total - state, asleep=asleep)
+    total = footprint(shape, name, stage, rank).total + (mirror_bytes(shape, name, stage, rank) if mirrored else 0)
+    return RankNeed(state=state, rest=total - state, asleep=asleep)
 
 
 async def _by_others(registry: Registry, job: JobId) -> Mapping[DeviceId, int]:

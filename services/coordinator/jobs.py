@@ -15,8 +15,9 @@ from nereus_common.registry import Versioned
 from nereus_common.rpc.together import together
 from nereus_common.stages.base import UnitSpec, new_unit
 
+from .copies import fill_from_copies
 from .ledger import UnitLedger
-from .placement import Placement, loads_from_folder, needed_bytes, synced_models, unit_specs
+from .placement import Placement, copies_bytes, loads_from_folder, needed_bytes, synced_models, unit_specs
 from .rates import LinkRates
 from .reach import Reach, Targets, meeting_point
 from .remote_unit import RemoteUnit
@@ -101,16 +102,22 @@ class PlacedJobs:
             await self._ledger.took_version(weight_sync.receivers, version)
             return report
 
-    async def release(self, job: JobId) -> None:
-        """Release every unit the registry knows of the job, then its grants. A dead service holds nothing up."""
-        self._jobs.pop(job, None)
-        await self.forget(await self._ledger.known(job))
+    async def release(self, job: JobId, *, keep_copies: bool = False) -> None:
+        """Release every unit the registry knows of the job, then its grants. A dead service holds nothing up.
 
-    async def forget(self, units: Sequence[Versioned[Unit]]) -> None:
+        `keep_copies`: units that keep copies of their state stay on record as lost, for the next placement.
+        """
+        self._jobs.pop(job, None)
+        await self.forget(await self._ledger.known(job), keep_copies=keep_copies)
+
+    async def forget(self, units: Sequence[Versioned[Unit]], *, keep_copies: bool = False) -> None:
         """Release these units wherever they are, then their grants and records."""
-        await self._reach.release(unit.value for unit in units)
+        kept = await self._reach.release((unit.value for unit in units), keep_copies=keep_copies)
         for unit in units:
-            await self._ledger.remove(unit)
+            if unit.value.id in kept:
+                await self._ledger.lost(unit.value)
+            else:
+                await self._ledger.remove(unit)
 
     async def _leads(self) -> None:
         """Return once this coordinator holds the lease, which lapses some seconds after a former holder was killed."""
@@ -124,19 +131,33 @@ class PlacedJobs:
         needed = await needed_bytes(placement)
         await self._reach.check_devices(placement.job, placement.plan)
         targets = await self._reach.stage_services()
+        left = await self._copies_left(placement)
         specs = unit_specs(placement, meeting_point)
         for spec in specs:
             await self._ledger.add(spec, wanted_bytes(new_unit(spec), needed))
         units = await self.prepare(specs, targets, timeout)
         loaded = [unit for unit in units if loads_from_folder(placement.plan, unit.unit.model_stage)]
+        if placement.from_copies:
+            await fill_from_copies(placement, [self._reach.unit(unit.value, targets) for unit in left], units, timeout)
+            loaded = [unit for unit in loaded if unit.unit.model_stage.stage is not Stage.TRAINING]
         await together(self._load(unit, placement, timeout) for unit in loaded)
         syncs = syncs_of(units, placement)
         version, transition = placement.version, f"{placement.job}.e{placement.epoch}.place"
         reports = [await one.run(version, timeout, transition) for one in syncs.values()]
         await self._ledger.advance(units, Event.LOAD_STARTED, Event.LOADED, Event.COMMITTED, version=version)
         epoch = await self._ledger.commit_plan(placement.job, placement.epoch - 1, placement.plan)
+        await self.forget(left)
         log.info("job %s placed at epoch %d: plan %s", placement.job, epoch, placement.plan.id)
         return PlacedJob(placement, units, syncs, reports)
+
+    async def _copies_left(self, placement: Placement) -> Sequence[Versioned[Unit]]:
+        """The units of an earlier epoch of which copies are to be used; what their ranks were granted is given back."""
+        if not placement.from_copies:
+            return ()
+        left = await self._ledger.known(placement.job)
+        for unit in left:
+            await self._ledger.grant(unit.value.id, await copies_bytes(placement, unit.value))
+        return left
 
     async def prepare(self, specs: Sequence[UnitSpec], targets: Targets, timeout: float) -> list[RemoteUnit]:
         """Start recorded units, all at once, because the ranks of a model-stage meet in one group."""

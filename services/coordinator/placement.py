@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nereus_common.core.emu import Unit
 from nereus_common.core.errors import InvalidInput, InvalidPlan, NotFound
-from nereus_common.core.ids import Head, JobId, ModelStage, Stage, unit_id
+from nereus_common.core.ids import DeviceId, Head, JobId, ModelStage, Stage, unit_id
 from nereus_common.core.plan import Plan
-from nereus_common.planning.memory import footprint
+from nereus_common.planning.memory import footprint, mirror_bytes
 from nereus_common.stages.base import Rendezvous, UnitSpec
 from nereus_common.state.architecture import ModelShape
 
@@ -37,7 +38,8 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What PlaceJob asks for. `checkpoint`: a complete one's folder, to load trained models from, as `version`."""
+    """What PlaceJob asks for. `checkpoint`: a complete one's folder, to load trained models from, as `version`.
+    `from_copies`: they are filled from the copies that units of an earlier epoch have left."""
 
     job: JobId
     epoch: int
@@ -46,6 +48,7 @@ class Placement:
     seed: int
     version: int = 0
     checkpoint: str = ""
+    from_copies: bool = False
 
 
 def unit_specs(placement: Placement, meet: Callable[[str], Rendezvous]) -> list[UnitSpec]:
@@ -115,9 +118,24 @@ async def needed_bytes(placement: Placement) -> dict[tuple[ModelStage, int, int]
         source_of(placement, name)
         for rank in range(stage.layout.ranks):
             total = footprint(shapes[name.model], name, stage, rank).total
+            if is_mirrored(placement, name):
+                total += mirror_bytes(shapes[name.model], name, stage, rank)
             for replica in range(stage.replicas):
                 needed[name, replica, rank] = total
     return needed
+
+
+def is_mirrored(placement: Placement, name: ModelStage) -> bool:
+    """Whether units of this model-stage keep copies of their state."""
+    options = source_of(placement, name).options.get(name.stage, {})
+    return name.stage is Stage.TRAINING and bool(options.get("redundancy", 0))
+
+
+async def copies_bytes(placement: Placement, unit: Unit) -> dict[DeviceId, int]:
+    """What is left of a training unit of an earlier epoch by device when only its copies are."""
+    shape = await model_shape(source_of(placement, unit.model_stage))
+    plan = replace(placement.plan[unit.model_stage], layout=unit.layout, devices=unit.devices, replicas=1)
+    return {device: mirror_bytes(shape, unit.model_stage, plan, rank) for rank, device in enumerate(unit.devices)}
 
 
 def loads_from_folder(plan: Plan, name: ModelStage) -> bool:

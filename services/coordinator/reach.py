@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from nereus_common.core.emu import Unit
 from nereus_common.core.errors import NereusError, ResourceExhausted, Unavailable
-from nereus_common.core.ids import JobId, Stage
+from nereus_common.core.ids import JobId, Stage, UnitId
 from nereus_common.core.plan import Plan
 from nereus_common.registry import Registry
 from nereus_common.rpc.health import serves
@@ -73,17 +73,22 @@ class Reach:
             )
         return RemoteUnit(unit, target, self._channels.get(target))
 
-    async def release(self, units: Iterable[Unit]) -> None:
-        """Stop the units wherever they are; a dead service holds nothing up."""
+    async def release(self, units: Iterable[Unit], *, keep_copies: bool = False) -> set[UnitId]:
+        """Stop the units wherever they are; a dead service holds nothing up. The units of which copies are left, where
+        they are to be."""
         known = await self._registry.services()
         targets = {one.service.target for one in known if one.alive and one.service.role in list(Stage)}
-        await asyncio.gather(*(self._release(unit, target) for unit in units for target in targets))
+        pairs = [(unit, target) for unit in units for target in targets]
+        kept = await asyncio.gather(*(self._release(unit, target, keep_copies) for unit, target in pairs))
+        return {unit.id for (unit, _), copies in zip(pairs, kept, strict=True) if copies}
 
-    async def _release(self, unit: Unit, target: str) -> None:
+    async def _release(self, unit: Unit, target: str, keep_copies: bool) -> bool:
+        remote = RemoteUnit(unit, target, self._channels.get(target))
         try:
-            await RemoteUnit(unit, target, self._channels.get(target)).release(RELEASE_SECONDS)
+            return await remote.release(RELEASE_SECONDS, keep_copies=keep_copies)
         except NereusError as error:
             log.warning("unit %s at %s was not released: %s", unit.id, target, error)
+            return False
 
 
 def node_of(unit: Unit) -> str:

@@ -107,7 +107,8 @@ class RemoteUnit:
         with calling("WakeUnit", self.service):
             await self._stub.WakeUnit(request, timeout=timeout)
 
-    async def release(self, timeout: float) -> None:
-        request = pb.ReleaseUnitRequest(unit_id=self.id, epoch=self.unit.epoch)
+    async def release(self, timeout: float, *, keep_copies: bool = False) -> bool:
+        """Whether copies of its state are left, where they are to be."""
+        request = pb.ReleaseUnitRequest(unit_id=self.id, epoch=self.unit.epoch, keep_copies=keep_copies)
         with calling("ReleaseUnit", self.service):
-            await self._stub.ReleaseUnit(request, timeout=timeout)
+            return (await self._stub.ReleaseUnit(request, timeout=timeout)).copies_kept

@@ -48,7 +48,7 @@ class CoordinatorServicer(CoordinatorServiceServicer):
 
     async def ReleaseJob(self, request: pb.ReleaseJobRequest, context: Context) -> pb.ReleaseJobResponse:
         await self._transitions.forget(JobId(request.job_id))
-        await self._jobs.release(JobId(request.job_id))
+        await self._jobs.release(JobId(request.job_id), keep_copies=request.keep_copies)
         return pb.ReleaseJobResponse()
 
     async def PlanTransition(self, request: pb.PlanTransitionRequest, context: Context) -> pb.PlanTransitionResponse:
@@ -127,6 +127,7 @@ def _placement(request: pb.PlaceJobRequest) -> Placement:
         seed=request.seed,
         version=request.version,
         checkpoint=request.checkpoint,
+        from_copies=request.from_copies,
     )
 
 

@@ -17,10 +17,13 @@ from nereus_common.core.errors import IllegalTransition, InvalidInput, ProcessLo
 from nereus_common.core.ids import TensorName
 from nereus_common.engines import options as engine_options
 from nereus_common.engines.training.base import TrainingOptions, TrainingRankConfig, TrainStepResult, TrainStepSpec
+from nereus_common.rpc.together import together
 from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankPulled, UnitSpec
 from nereus_common.stages.cores import cores_per_rank
 from nereus_common.stages.ranks import holding_of, request_of
 from nereus_common.stages.torch_unit import TorchUnit
+
+from .copies import Mirrors
 
 BODY = "nereus_common.engines.training.worker:TrainingWorker"
 
@@ -31,8 +34,19 @@ class TrainingUnit(TorchUnit):
     def __init__(self, spec: UnitSpec, settings: HostSettings, on_lost: Callable[[ProcessLost], None]) -> None:
         configs = [_config(spec, rank, settings) for rank in range(spec.plan.layout.ranks)]
         super().__init__(spec, BODY, configs, settings, on_lost)
+        self._mirrors = Mirrors(spec, settings) if _options(spec).redundancy else None
         self._version = self._published = -1
         self._last: tuple[int, TrainStepResult] | None = None
+
+    @property
+    def copies(self) -> Mirrors | None:
+        return self._mirrors
+
+    async def prepare(self, timeout: float) -> None:
+        starts = [self._workers.start(timeout)]
+        if self._mirrors is not None:
+            starts.append(self._mirrors.start(timeout))
+        await together(starts)
 
     async def load(self, version: int, timeout: float, checkpoint: str = "") -> None:
         if checkpoint:
@@ -40,6 +54,7 @@ class TrainingUnit(TorchUnit):
         else:
             await self._workers.call_each("load", version, timeout=timeout)
         self._version = version
+        await self._copy(version, timeout)
         await self._publish(version, timeout, timeout)
 
     async def describe(self, timeout: float, state: bool = False) -> Holding:
@@ -68,6 +83,7 @@ class TrainingUnit(TorchUnit):
         if version != self._version:
             raise IllegalTransition(f"unit {self._spec.unit} holds version {self._version}, not {version}")
         if self._published != version:
+            await self._copy(version, timeout)
             await self._publish(version, timeout, timeout)
 
     async def offer(self, version: int, timeout: float) -> Holding:
@@ -81,6 +97,11 @@ class TrainingUnit(TorchUnit):
     async def drop(self, tensors: Sequence[TensorName], timeout: float) -> None:
         self._version = self._published = -1
         await super().drop(tensors, timeout)
+
+    async def release(self) -> None:
+        await super().release()
+        if self._mirrors is not None:
+            await self._mirrors.stop()
 
     async def take_snapshot(self, version: int, timeout: float) -> None:
         """Copy the state aside on every rank. StaleVersion when the unit holds another version. Idempotent."""
@@ -107,17 +128,24 @@ class TrainingUnit(TorchUnit):
             )
         results: list[TrainStepResult] = await self._workers.call_each("train_step", update, columns, timeout=timeout)
         started = time.monotonic()
+        await self._copy(results[0].version, timeout)
+        copied = time.monotonic()
         await self._publish(results[0].version, pin_timeout, timeout)
         slowest = max(results, key=lambda one: sum(one.seconds.values()))
         result = TrainStepResult(
             version=results[0].version,
             metrics=results[0].metrics,
-            seconds={**slowest.seconds, "publish": time.monotonic() - started},
+            seconds={**slowest.seconds, "copy": copied - started, "publish": time.monotonic() - copied},
             peak_memory_bytes=max(one.peak_memory_bytes for one in results),
         )
         self._version = result.version
         self._last = (update.step, result)
         return result
+
+    async def _copy(self, version: int, timeout: float) -> None:
+        """Before anybody is told of the version, so that whoever knows of it can count on its copies."""
+        if self._mirrors is not None:
+            await self._mirrors.copy(version, self._workers, timeout)
 
     async def _publish(self, version: int, pin_timeout: float, timeout: float) -> None:
         """Let weight syncs pull the version from now on."""

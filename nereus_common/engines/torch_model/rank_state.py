@@ -24,9 +24,15 @@ class RankState:
     def __init__(self, who: str, device: torch.device, model: StageModel, parts: Mapping[TensorName, Part]) -> None:
         self._who, self._device, self._model = who, device, model
         self._live = LiveState(who, parts)
+        self._parts = parts
         give_back(device)
         self._version = NOTHING
         self._offered = False
+
+    @property
+    def parts(self) -> Mapping[TensorName, Part]:
+        """All of the state, whether it is here or not."""
+        return self._parts
 
     @property
     def version(self) -> int:

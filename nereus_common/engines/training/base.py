@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nereus_common.checkpoints.state import BoxState, Digests
+from nereus_common.core.errors import InvalidInput
 from nereus_common.core.ids import Head, TensorName
 from nereus_common.core.plan import StagePlan
 from nereus_common.core.transfer import Box
@@ -23,12 +24,17 @@ Columns = Mapping[str, NDArray[Any]]
 class TrainingOptions:
     """Engine options of a training unit. `shared_prefix`: compute a group's prompt once for all its responses.
 
-    `threads` per process, 0: torch decides.
+    `threads` per process, 0: torch decides. `redundancy` 1: another process keeps copies of each rank's state.
     """
 
     optimizer: Optimizer = field(default_factory=Optimizer)
     shared_prefix: bool = True
     threads: int = 0
+    redundancy: int = 0
+
+    def __post_init__(self) -> None:
+        if self.redundancy not in (0, 1):
+            raise InvalidInput(f"options.redundancy is {self.redundancy}", remedy="0 or 1", field="options.redundancy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,8 @@ class TrainingEngine(Protocol):
 
     @property
     def version(self) -> int: ...
+    @property
+    def parts(self) -> Mapping[TensorName, Any]: ...
     def load(self, version: int) -> None: ...
     def restore(self, version: int, checkpoint: Path, model: str) -> Digests: ...
     def snapshot(self, version: int) -> Iterator[BoxState]: ...

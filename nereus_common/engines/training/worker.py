@@ -20,6 +20,7 @@ from nereus_common.engines.training.base import (
     TrainStepResult,
     TrainStepSpec,
 )
+from nereus_common.engines.training.mirror import MirroredTensor
 from nereus_common.engines.training.snapshot import Snapshots
 from nereus_common.engines.training.torch_native import TorchTrainingEngine
 
@@ -63,6 +64,14 @@ class TrainingWorker(OffersState):
         """`state`: of the whole state, the optimizer's tensors too."""
         boxes = self._engine.state_boxes() if state else self._engine.boxes()
         return RankHolding(self._config.rank, self._transport.address, self._engine.version, boxes)
+
+    def mirrored(self) -> Mapping[TensorName, MirroredTensor]:
+        """What of the state a mirror of this rank keeps."""
+        return {
+            name: MirroredTensor(part.kind, part.shape, part.box, part.owned)
+            for name, part in self._engine.parts.items()
+            if part.box.elements
+        }
 
     def publish(self, version: int, pin_timeout: float) -> None:
         """Offer the state as `version` in the compute dtype; older versions are revoked after `pin_timeout` seconds.
