@@ -5,9 +5,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from nereus_common.core.errors import NereusError
+from nereus_common.core.errors import NereusError, StaleVersion
 from nereus_common.core.ids import TensorName
-from nereus_common.stages.base import Holding, PullOrder, RankPulled
+from nereus_common.stages.base import Holding, PullOrder, RankPulled, StateCopies
+
+
+class Kept:
+    """Copies of one version."""
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+
+    async def offer(self, version: int, timeout: float) -> Holding:
+        if version != self._version:
+            raise StaleVersion(f"version {self._version} is kept, not {version}")
+        return Holding(version, ())
+
+    async def digest(self, version: int, timeout: float) -> Mapping[str, int]:
+        return {"parameters": 9}
 
 
 class ScriptedHost:
@@ -20,6 +35,7 @@ class ScriptedHost:
         self.digest_of_rank = 7
         self.digest_of_state = 8
         self.released = asyncio.Event()
+        self.copies: StateCopies | None = None
 
     @property
     def pids(self) -> Sequence[int]:
@@ -69,6 +85,9 @@ class ScriptedHost:
     async def release(self) -> None:
         self.calls.append("release")
         self.released.set()
+
+    async def release_ranks(self) -> None:
+        self.calls.append("release_ranks")
 
     async def _do(self, name: str) -> None:
         self.calls.append(name)

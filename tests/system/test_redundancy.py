@@ -19,19 +19,29 @@ from tests.system.test_resume import check_goes_on, follow, granted, restarts_of
 
 pytestmark = pytest.mark.timeout(420)
 STEPS = 6
+GRPO = {"name": "grpo", "groups_per_step": 4, "samples_per_group": 4}
+PPO = {"name": "ppo", "groups_per_step": 4, "samples_per_group": 4, "minibatches": 2, "kl": {"beta": 0.05}}
+CRITIC = {"critic/training": "tp1.pp1.fs1", "critic/inference": "tp1.pp1.fs1"}
 
 
-def spec_of(name: str, model: Path, **more: Any) -> dict[str, Any]:
-    return job_spec(
+def spec_of(name: str, model: Path, algorithm: dict[str, Any], **more: Any) -> dict[str, Any]:
+    ppo = algorithm is PPO
+    spec = job_spec(
         name,
         model,
         training="tp1.pp1.fs2",
+        reference="tp1.pp1.fs1" if ppo else None,
+        others=CRITIC if ppo else None,
         engine="transformers",
         steps=STEPS,
         evaluation={"size": 0},
         redundancy=1,
         **more,
     )
+    spec["algorithm"] = algorithm
+    if ppo:
+        spec["models"]["critic"] = str(model)
+    return spec
 
 
 def pid_of(cluster: ClusterState, name: str) -> int:
@@ -49,15 +59,24 @@ def after_step(step: int) -> Any:
     return lambda event: isinstance(event.value, StepReport) and event.value.step >= step
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "victim"),
+    [
+        pytest.param(GRPO, "actor.training.e1.r0.1", id="grpo"),
+        pytest.param(PPO, "critic.training.e1.r0.0", id="ppo", marks=pytest.mark.long),
+    ],
+)
 def test_a_job_whose_rank_is_killed_ends_with_the_numbers_of_one_that_ran_through(
-    client: SyncClient, cluster: ClusterState, tiny_model: Path
+    client: SyncClient, cluster: ClusterState, tiny_model: Path, algorithm: dict[str, Any], victim: str
 ) -> None:
-    whole = client.submit(spec_of("whole", tiny_model, rollouts={"record": True}))
+    whole = client.submit(spec_of("whole", tiny_model, algorithm, rollouts={"record": True}))
     uncut = told(list(whole.watch()))
     replay = {"replay": str(Path(whole.get().check().folder) / "rollouts")}
-    cut = client.submit(spec_of("cut", tiny_model, rollouts=replay))
-    begun = follow(cut, after_step(1))
-    os.kill(pid_of(cluster, f"{cut.id}.actor.training.e1.r0.1"), signal.SIGKILL)
+    cut = client.submit(spec_of("cut", tiny_model, algorithm, rollouts=replay))
+    follow(cut, after_step(0))
+    os.kill(pid_of(cluster, f"{cut.id}.actor.training.e1.r0.0.mirror"), signal.SIGKILL)  # there will be another
+    begun = follow(cut, after_step(2))
+    os.kill(pid_of(cluster, f"{cut.id}.{victim}"), signal.SIGKILL)
     events = list(cut.watch())
     assert cut.get().check().state is JobState.SUCCEEDED
     (restart,) = restarts_of(events)

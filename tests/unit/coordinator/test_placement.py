@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ from nereus_coordinator.placement import ModelSource, Placement, loads_from_fold
 
 from nereus.v1 import units_pb2 as pb
 from nereus_common.core.errors import InvalidInput, UnsupportedByEngine
-from nereus_common.core.ids import DeviceId, Head, JobId, ModelStage
+from nereus_common.core.ids import DeviceId, Head, JobId, ModelStage, Stage
 from nereus_common.planning.default import default_plan
-from nereus_common.planning.memory import footprint
+from nereus_common.planning.memory import footprint, state_bytes
 from nereus_common.stages.base import Rendezvous
 from nereus_common.stages.convert import head_from_pb, spec_from_pb, spec_to_pb
 from nereus_common.state.architecture import ModelShape
@@ -59,6 +60,23 @@ async def test_every_model_is_priced_with_the_head_it_has(tmp_path: Path) -> Non
         shape = ModelShape.from_config(CONFIG, head)
         assert found == footprint(shape, name, placement.plan[name], rank).total
     assert {name for name, _, _ in needed} == set(STAGES)
+
+
+async def test_redundancy_is_priced_on_the_device_of_the_next_rank(tmp_path: Path) -> None:
+    placement = ppo(tmp_path)
+    twice = {Stage.TRAINING: {"redundancy": 1}}
+    models = {name: replace(source, options=twice) for name, source in placement.models.items()}
+    mirrored = replace(placement, models=models)
+    alone, both = await needed_bytes(placement), await needed_bytes(mirrored)
+    for (name, replica, rank), found in both.items():
+        more = found - alone[name, replica, rank]
+        if name.stage is not Stage.TRAINING:
+            assert more == 0
+            continue
+        plan = placement.plan[name]
+        shape = ModelShape.from_config(CONFIG, Head.LM if name.model == "actor" else Head.SCORE)
+        before = (rank - 1) % plan.layout.ranks
+        assert more > 2 * state_bytes(shape, name, plan, before) == 3 * footprint(shape, name, plan, before).optimizer
 
 
 async def test_a_classifier_of_several_labels_is_refused_before_anything_starts(tmp_path: Path) -> None:

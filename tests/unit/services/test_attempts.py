@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,3 +90,15 @@ def test_restarts_without_a_new_checkpoint_are_bounded(fruitless: int, goes_on: 
 def test_a_job_that_waits_for_its_user_says_what_to_run(newest: Start | None, said: str) -> None:
     verdict = after_failure(ProcessLost("gone"), MANUAL, standing(newest=newest))
     assert isinstance(verdict, GiveUp) and said in verdict.remedy
+
+
+@pytest.mark.parametrize("options", [AUTO, MANUAL])
+def test_copies_are_nearer_than_any_checkpoint_and_are_used_unasked(options: CheckpointSpec) -> None:
+    left = replace(standing(), copies=Progress(5, 40))
+    assert after_failure(ProcessLost("gone"), options, left) == Start(Progress(5, 40), copies=True)
+    assert after_failure(JobFailed("its own fault"), options, left) == GiveUp()
+
+
+def test_a_job_that_dies_again_and_again_without_a_new_step_ends() -> None:
+    left = replace(standing(fruitless=3), copies=Progress(5, 40))
+    assert isinstance(after_failure(ProcessLost("gone"), AUTO, left), GiveUp)

@@ -24,7 +24,7 @@ from nereus_common.core.layout import Layout
 from nereus_common.core.plan import StagePlan
 from nereus_common.stages.base import PullOrder, Rendezvous, UnitSpec
 from nereus_common.stages.units import Units
-from tests.fakes import ScriptedHost
+from tests.fakes import Kept, ScriptedHost
 
 pytestmark = pytest.mark.fast
 
@@ -312,3 +312,45 @@ async def test_a_sync_whose_caller_was_killed_is_done_again_from_wherever_it_was
     await units.verify(UNIT, 4, again, "bfloat16", {}, 1.0)
     await units.commit(UNIT, 4, again, 1.0)
     assert units.serving(UNIT, 4).unit.version == again
+
+
+async def test_a_lost_unit_gives_what_its_copies_hold_and_does_nothing_else(units: Units, host: ScriptedHost) -> None:
+    host.copies = Kept(3)
+    await _serve(units, 3)
+    units.note_loss(UNIT, ProcessLost("rank 1 is gone"))
+    assert (await units.offer(UNIT, 4, 3, 1.0)).version == 3
+    assert await units.digest(UNIT, 4, 3, 1.0) == {"parameters": 9}
+    await units.withdraw(UNIT, 4, 1.0)
+    with pytest.raises(StaleVersion):
+        await units.offer(UNIT, 4, 4, 1.0)
+    for refused in (units.drop(UNIT, 4, [], 1.0), units.commit(UNIT, 4, 3, 1.0), units.describe(UNIT, 4, 1.0)):
+        with pytest.raises(ProcessLost, match="rank 1 is gone"):
+            await refused
+    assert not {"offer", "digest", "withdraw"} & set(host.calls)
+
+
+async def test_a_lost_unit_without_copies_gives_nothing(units: Units, host: ScriptedHost) -> None:
+    await _serve(units)
+    units.note_loss(UNIT, ProcessLost("rank 1 is gone"))
+    for refused in (units.offer(UNIT, 4, 0, 1.0), units.digest(UNIT, 4, 0, 1.0), units.withdraw(UNIT, 4, 1.0)):
+        with pytest.raises(ProcessLost, match="rank 1 is gone"):
+            await refused
+
+
+async def test_a_release_may_leave_copies_and_a_second_one_ends_them(units: Units, host: ScriptedHost) -> None:
+    host.copies = Kept(0)
+    await _serve(units)
+    assert await units.release(UNIT, 4, keep_copies=True)
+    assert "release" not in host.calls and "release_ranks" in host.calls
+    assert units.entries()[0].unit.phase is Phase.LOST
+    assert await units.release(UNIT, 4, keep_copies=True)
+    assert not await units.release(UNIT, 4)
+    assert host.released.is_set() and not units.entries()
+
+
+async def test_a_release_that_may_leave_copies_leaves_nothing_where_there_are_none(
+    units: Units, host: ScriptedHost
+) -> None:
+    await _serve(units)
+    assert not await units.release(UNIT, 4, keep_copies=True)
+    assert host.released.is_set() and not units.entries()
