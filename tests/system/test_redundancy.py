@@ -12,6 +12,7 @@ import pytest
 from nereus.cluster.state import ClusterState
 from nereus.events import JobState, StepReport
 from nereus.sync import SyncClient
+from nereus_common.core.ids import ModelStage
 from nereus_common.workers import processes
 from tests.system.job_specs import job_spec
 from tests.system.test_exact_resume import numbers, told
@@ -86,4 +87,21 @@ def test_a_job_whose_rank_is_killed_ends_with_the_numbers_of_one_that_ran_throug
     assert {step: numbers(one) for step, one in told(events).items()} == {
         step: numbers(one) for step, one in uncut.items()
     }
+    assert granted(client) == 0
+
+
+@pytest.mark.long
+def test_what_a_transition_makes_has_copies_too(client: SyncClient, cluster: ClusterState, tiny_model: Path) -> None:
+    """The rank is lost after the move: the job goes on under the plan that it led to."""
+    layout = {"layout": "tp1.pp2.fs1", "devices": ["node0/cpu3", "node0/cpu4"]}
+    move = {"after_step": 2, "plan": {"stages": {"actor/training": layout}}}
+    job = client.submit(spec_of("moves", tiny_model, GRPO, moves=[move]))
+    follow(job, after_step(3))
+    os.kill(pid_of(cluster, f"{job.id}.actor.training.e2.r0.1"), signal.SIGKILL)
+    events = list(job.watch())
+    done = job.get().check()
+    assert done.plan is not None and str(done.plan[ModelStage.parse("actor/training")].layout) == "tp1.pp2.fs1"
+    (restart,) = restarts_of(events)
+    assert restart.from_step >= 4
+    check_goes_on(events, STEPS)
     assert granted(client) == 0
