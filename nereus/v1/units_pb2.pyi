@@ -434,6 +434,7 @@ class PullStateRequest(_message.Message):
     TRANSITION_ID_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    COMPARED_WHOLE_FIELD_NUMBER: _builtins.int
     unit_id: _builtins.str
     epoch: _builtins.int
     version: _builtins.int
@@ -445,6 +446,8 @@ class PullStateRequest(_message.Message):
     """Fill the whole state of a new unit from offers, in the dtypes in which it is held."""
     more: _builtins.bool
     """More of this version follows in further calls; the unit is whole after the call without it."""
+    compared_whole: _builtins.bool
+    """Chunks are not digested on their way, because the caller compares digests of the whole before any of it is used."""
     @_builtins.property
     def transfers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Transfer]: ...
     @_builtins.property
@@ -462,10 +465,11 @@ class PullStateRequest(_message.Message):
         transition_id: _builtins.str = ...,
         state: _builtins.bool = ...,
         more: _builtins.bool = ...,
+        compared_whole: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "more", b"more", "peers", b"peers", "state", b"state", "timeout_seconds", b"timeout_seconds", "transfers", b"transfers", "transition_id", b"transition_id", "unit_id", b"unit_id", "version", b"version", "wire_dtype", b"wire_dtype"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["compared_whole", b"compared_whole", "epoch", b"epoch", "more", b"more", "peers", b"peers", "state", b"state", "timeout_seconds", b"timeout_seconds", "transfers", b"transfers", "transition_id", b"transition_id", "unit_id", b"unit_id", "version", b"version", "wire_dtype", b"wire_dtype"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -64,7 +64,8 @@ class Holding:
 class PullOrder:
     """Bring the unit's staging to `version`. `timeout` in seconds.
 
-    `state`: fill the whole state of a new unit from offers instead, in place; `more`: further parts follow.
+    `state`: fill the whole state of a new unit from offers instead, in place; `more`: further parts follow;
+    `compared_whole`: digests of the whole are compared before any of it is used, and none on the way.
     """
 
     version: int
@@ -75,6 +76,7 @@ class PullOrder:
     transition: str
     state: bool = False
     more: bool = False
+    compared_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)

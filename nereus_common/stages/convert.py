@@ -131,6 +131,7 @@ def pull_order_to_pb(unit: str, epoch: int, order: PullOrder) -> pb.PullStateReq
         transition_id=order.transition,
         state=order.state,
         more=order.more,
+        compared_whole=order.compared_whole,
     )
 
 
@@ -149,6 +150,7 @@ def pull_order_from_pb(request: pb.PullStateRequest) -> PullOrder:
         transition=request.transition_id,
         state=request.state,
         more=request.more,
+        compared_whole=request.compared_whole,
     )
 
 

@@ -34,6 +34,7 @@ def request_of(order: PullOrder, rank: int) -> PullRequest:
         deadline=order.timeout,
         transition=order.transition,
         wire_dtype=order.wire_dtype,
+        checked=not order.compared_whole,
     )
 
 

@@ -2,7 +2,8 @@
 
 Invariants of every implementation, checked by one contract suite:
 
-- bytes reach the sink only after their digest matched the one the source computed from what it holds;
+- bytes reach the sink only after their digest matched the one the source computed from what it holds, unless the caller
+  compares digests of the whole itself;
 - every byte asked for reaches the sink exactly once, or the pull raises;
 - every wait ends by its deadline in an error that names the source and the transition;
 - a source pins a version while it is pulled, so what arrives is of one version.
@@ -60,6 +61,8 @@ class PullRequest:
     """What one rank lacks. `item_bytes`: bytes per element on the wire. `deadline`: seconds from the call.
 
     With a floating `wire_dtype` ("bfloat16", "float16", "float32", "float64") pieces with NaN or infinity are refused.
+    Not `checked`: nothing is digested or refused on the way, because the caller compares all that holders and receivers
+    have before any of it is used.
     """
 
     version: int
@@ -68,6 +71,7 @@ class PullRequest:
     deadline: float
     transition: str
     wire_dtype: str = ""
+    checked: bool = True
 
 
 @dataclass(frozen=True, slots=True)

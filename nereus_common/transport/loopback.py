@@ -105,11 +105,12 @@ class _Carrier:
                 if self._cancelled.is_set():
                     return
                 staging = np.empty(chunk.nbytes, np.uint8)
-                data, digest = payload(chunk, pin.view, request.item_bytes, staging, digest=True)
+                data, digest = payload(chunk, pin.view, request.item_bytes, staging, digest=request.checked)
                 np.copyto(staging, data)
                 self._source()
                 pin.check()
-                self._mailbox.put(Arrived(assignment, number, staging, digest, self._free.release))
+                checked = digest if request.checked else None
+                self._mailbox.put(Arrived(assignment, number, staging, checked, self._free.release))
 
     def _source(self) -> LoopbackTransport:
         """The transport that holds the bytes, as long as it lives."""

@@ -115,6 +115,10 @@ class Fetch:
         if refusal is not None:
             raise refusal
 
+    @property
+    def _checked(self) -> bool:
+        return self._puller.settings.digest and self._order.request.checked
+
     def _ask(self) -> Ask:
         order, settings = self._order, self._puller.settings
         holder = order.assignment.holder.rank
@@ -126,7 +130,7 @@ class Fetch:
             transition=order.request.transition,
             item_bytes=order.request.item_bytes,
             chunk_bytes=settings.chunk_bytes,
-            digest=settings.digest,
+            digest=self._checked,
             seconds=max(order.deadline - self._loop.time(), 0.0),
             items=[item_of(want.piece) for want in order.assignment.wants],
         )
@@ -168,7 +172,7 @@ class Fetch:
         else:
             assignment = self._order.assignment
             data = buffer[: assignment.chunks[number].nbytes]
-            checked = digest if self._puller.settings.digest else None
+            checked = digest if self._checked else None
             self._mailbox.put(Arrived(assignment, number, data, checked, partial(self._release, buffer)))
 
     def _release(self, buffer: Raw) -> None:

@@ -5,8 +5,9 @@ in-place   offer ► (pull a round ► note it durably ► drop it)* ► compare
 
 The sources are digested while the first round is pulled, which is before anything of them is dropped.
 
-A round is some whole tensors, of which no target receives more than a bucket. What fails leaves the offers open: the
-caller withdraws them, or, where something was dropped, moves the other way.
+A round is some whole tensors, of which no target receives more than a bucket. Its chunks are compared by digest as they
+arrive, because their source is dropped next; in a shadow move, where both sides are whole at the end, only both wholes
+are. What fails leaves the offers open: the caller withdraws them, or, where something was dropped, moves the other way.
 """
 
 from __future__ import annotations
@@ -83,10 +84,11 @@ async def move_state(
     VerificationFailed when a target does not hold what the sources held; DeadlineExceeded names the phase; and whatever
     the units raise.
     """
-    move = _Move(sources, targets, version, transition, wire_dtype, bucket_bytes, refill, time.monotonic() + timeout)
+    end = time.monotonic() + timeout
+    move = _Move(sources, targets, version, mode, transition, wire_dtype, bucket_bytes, refill, end)
     try:
         async with asyncio.timeout(timeout):
-            return await move.run(mode, after_round, expected)
+            return await move.run(after_round, expected)
     except TimeoutError as late:
         names = ", ".join(str(unit.id) for unit in targets)
         raise DeadlineExceeded(
@@ -109,6 +111,7 @@ class _Move:
     sources: Sequence[StateUnit]
     targets: Sequence[StateUnit]
     version: int
+    mode: Mode
     transition: str
     wire_dtype: str
     bucket_bytes: int
@@ -118,7 +121,7 @@ class _Move:
     kept: Mapping[RankRef, Mapping[TensorName, Sequence[Box]]] = field(default_factory=dict)
     moved: int = 0
 
-    async def run(self, mode: Mode, after_round: AfterRound, expected: Digests | None) -> MoveReport:
+    async def run(self, after_round: AfterRound, expected: Digests | None) -> MoveReport:
         with self.watch.phase("offer"):
             offers = await together(unit.offer(self.version, self._left) for unit in self.sources)
             wanted = await together(unit.describe(self._left, state=True) for unit in self.targets)
@@ -126,7 +129,7 @@ class _Move:
                 kept = await together(unit.offer(self.version, self._left) for unit in self.targets)
                 self.kept = _boxes(self.targets, kept)
         with self.watch.phase("compile"):
-            rounds = self._rounds(mode, offers, wanted)
+            rounds = self._rounds(offers, wanted)
             addresses = {ref: rank.address for ref, rank in self._holders(offers).items()}
         for one in rounds:
             with self.watch.phase("pull"):
@@ -137,7 +140,7 @@ class _Move:
                     await pull
             with self.watch.phase("note"):
                 await after_round(one.number)
-            if mode is Mode.IN_PLACE:
+            if self.mode is Mode.IN_PLACE:
                 with self.watch.phase("drop"):
                     await together(unit.drop(one.tensors, self._left) for unit in self.sources)
         with self.watch.phase("digest"):
@@ -156,7 +159,7 @@ class _Move:
         await together((pull, digest()))
         return found[0]
 
-    def _rounds(self, mode: Mode, offers: Sequence[Holding], wanted: Sequence[Holding]) -> tuple[Round, ...]:
+    def _rounds(self, offers: Sequence[Holding], wanted: Sequence[Holding]) -> tuple[Round, ...]:
         """What is pulled before the next is; a shadow move is one round."""
         sources = self._holders(offers)
         targets = by_rank((unit.id for unit in self.targets), wanted)
@@ -170,7 +173,7 @@ class _Move:
             distance=device_distance(devices),
             bucket_bytes=self.bucket_bytes,
         )
-        if mode is Mode.SHADOW:
+        if self.mode is Mode.SHADOW:
             return (Round(0, (), {unit.id: program.for_unit(unit.id) for unit in self.targets}),)
         held = {
             ref: {name: program.item_bytes * elements(region) for name, region in boxes.items()}
@@ -192,6 +195,7 @@ class _Move:
                 transition=self.transition,
                 state=True,
                 more=more,
+                compared_whole=self.mode is Mode.SHADOW,
             )
             for unit in self.targets
         ]

@@ -321,6 +321,19 @@ def test_what_is_not_what_was_sent_never_reaches_the_sink(
     assert not sink.times.any()
 
 
+def test_a_caller_that_compares_the_whole_gets_everything_as_it_is(
+    source: Transport, puller: Transport, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = weights(300, 64)
+    array[3, 3] = 0x7FC0
+    source.publish(A, version, {NAME: [(Box.whole(array.shape), array)]})
+    announce_wrong_digests(monkeypatch)
+    request = wanted(source, version, Box.whole(array.shape), wire_dtype="bfloat16", checked=False)
+    found, report = pull(puller, request)
+    assert (found == array).all()
+    assert (report.moved_bytes, report.digest) == (array.nbytes, 0)
+
+
 def test_values_that_are_not_finite_are_refused(source: Transport, puller: Transport, version: int) -> None:
     array = weights(8, 8)
     array[3, 3] = 0x7FC0
