@@ -83,7 +83,7 @@ class ScriptedHost:
         return {"parameters": self.digest_of_state}
 
     async def release(self) -> None:
-        self.calls.append("release")
+        await self._do("release")
         self.released.set()
 
     async def release_ranks(self) -> None:

@@ -55,6 +55,7 @@ class Units:
     def __init__(self, make_host: Callable[[UnitSpec], UnitHost]) -> None:
         self._make_host = make_host
         self._entries: dict[UnitId, Entry] = {}
+        self._ending: dict[UnitId, asyncio.Future[None]] = {}
 
     def entries(self) -> Sequence[Entry]:
         return tuple(self._entries.values())
@@ -255,6 +256,8 @@ class Units:
         """
         entry = self._entries.get(unit)
         if entry is None:
+            if unit in self._ending:
+                await asyncio.shield(self._ending[unit])
             return False
         if epoch < entry.spec.epoch:
             raise StaleEpoch(f"unit {unit} is at epoch {entry.spec.epoch}, the call is of {epoch}", unit=unit)
@@ -269,8 +272,12 @@ class Units:
         await asyncio.gather(*(self._discard(entry) for entry in self.entries()))
 
     async def _discard(self, entry: Entry) -> None:
-        self._entries.pop(entry.spec.unit, None)
-        await entry.host.release()
+        """Once begun it goes on to its end, also when whoever asked for it is killed and its call cancelled."""
+        unit = entry.spec.unit
+        self._entries.pop(unit, None)
+        ending = self._ending[unit] = asyncio.ensure_future(entry.host.release())
+        ending.add_done_callback(lambda _: self._ending.pop(unit, None))
+        await asyncio.shield(ending)
 
     def _entry(self, unit: UnitId, epoch: int) -> Entry:
         entry = self._known(unit, epoch)

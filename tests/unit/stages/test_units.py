@@ -354,3 +354,21 @@ async def test_a_release_that_may_leave_copies_leaves_nothing_where_there_are_no
     await _serve(units)
     assert not await units.release(UNIT, 4, keep_copies=True)
     assert host.released.is_set() and not units.entries()
+
+
+async def test_a_release_goes_on_when_whoever_asked_for_it_is_gone_and_a_second_one_waits_for_it(
+    units: Units, host: ScriptedHost
+) -> None:
+    await _serve(units)
+    host.blocked["release"] = asyncio.Event()
+    first = asyncio.create_task(units.release(UNIT, 4))
+    await asyncio.sleep(0)
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    second = asyncio.create_task(units.release(UNIT, 4))
+    await asyncio.sleep(0)
+    assert not second.done(), "its processes still end"
+    host.blocked["release"].set()
+    assert not await second
+    assert host.released.is_set() and host.calls.count("release") == 1
