@@ -30,6 +30,9 @@ async def membership(
 ) -> AsyncIterator[None]:
     """Hold the service's lease while the block runs; its devices join the pool first.
 
+    The service must listen on its target already: whoever held the name from the same node and target is an earlier
+    life of it, and dead.
+
     `took` is told of the lease, and again of the next one where a service that stood still let it lapse: that has a
     higher fence. Raises Conflict when a living service has the name. While the registry cannot be reached the service
     goes on and keeps trying; StaleEpoch (somebody else has the name now) ends the block's task group.
@@ -95,7 +98,8 @@ class _Place:
 
 
 async def _announce(registry: Registry, service: ServiceRecord, holder: str, ttl: float) -> Lease:
-    """An earlier life of this service may have died without a word: wait until its lease has lapsed."""
+    """An earlier life of this service may have died without a word. Where it had this target its lease is ended, or the
+    service would be dead for a moment when that lapses; otherwise the end of the lease is waited for."""
     loop = asyncio.get_running_loop()
     patience = loop.time() + ttl + 1.0
     while True:
@@ -104,4 +108,14 @@ async def _announce(registry: Registry, service: ServiceRecord, holder: str, ttl
         except Conflict:
             if loop.time() > patience:
                 raise
-            await asyncio.sleep(0.5)
+            if not await _ended_earlier_life(registry, service):
+                await asyncio.sleep(0.5)
+
+
+async def _ended_earlier_life(registry: Registry, service: ServiceRecord) -> bool:
+    """No two processes of a node listen on one target."""
+    for known in await registry.services():
+        same = (known.service.name, known.service.node, known.service.target)
+        if same == (service.name, service.node, service.target):
+            return await registry.release_lease(known.lease)
+    return False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 
 import pytest
 
-from nereus_common.core.errors import StaleEpoch
+from nereus_common.core.errors import Conflict, StaleEpoch
 from nereus_common.registry import Lease, Registry, ServiceRecord
 from nereus_common.registry.membership import membership
 
@@ -46,3 +47,26 @@ async def test_a_service_whose_place_was_taken_meanwhile_ends(registry: Registry
             await other.announce_service(SERVICE, "a-later-life", 60.0)
             await asyncio.sleep(TTL * 2)
     assert ended.group_contains(StaleEpoch)
+
+
+async def test_a_service_that_is_back_where_it_was_is_alive_at_once_and_its_earlier_life_is_fenced(
+    registry: Registry, other: Registry
+) -> None:
+    dead = await other.announce_service(SERVICE, "killed", 60.0)
+    taken: list[Lease] = []
+    async with asyncio.timeout(5), membership(registry, SERVICE, ttl=TTL, took=taken.append):
+        assert await alive(registry)
+        assert taken[0].fence > dead.fence
+        with pytest.raises(StaleEpoch):
+            await other.renew_lease(dead)
+
+
+@pytest.mark.parametrize("elsewhere", [{"target": "127.0.0.1:2"}, {"node": "node1"}])
+async def test_a_name_that_somebody_else_has_is_not_taken(
+    registry: Registry, other: Registry, elsewhere: dict[str, str]
+) -> None:
+    lease = await other.announce_service(replace(SERVICE, **elsewhere), "living", 60.0)
+    with pytest.raises(Conflict):
+        async with membership(registry, SERVICE, ttl=TTL):
+            raise AssertionError("it was taken")
+    await other.renew_lease(lease)
