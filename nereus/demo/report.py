@@ -117,10 +117,10 @@ def transition_lines(report: DemoReport) -> Iterable[str]:
 
 
 def _pace(report: DemoReport, since: int) -> str:
-    """Mean seconds of a step before version `since` and from it on."""
-    early, late = (
-        [one.seconds["total"] for one in report.steps if (one.step >= since) is side] for side in (False, True)
-    )
+    """Mean seconds of a step before version `since` and from it on, without the step in which the plan changed."""
+    seconds = {one.step: one.seconds["total"] for one in report.steps}
+    early = [took for step, took in seconds.items() if step < since - 1]
+    late = [took for step, took in seconds.items() if step >= since]
     return f"; a step took {mean(early):.1f} s before and {mean(late):.1f} s after" if early and late else ""
 
 
