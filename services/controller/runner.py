@@ -101,15 +101,16 @@ class JobRunner:
                 log.warning("job %s: an attempt failed: %s", self._job, why)
             else:
                 return
-            before, start = start, await self._next_start_or_release(why, attempt.copies)
+            before, start = start, await self._next_start_or_release(why, start, attempt.copies)
             fruitless = not start.copies or start.progress == before.progress
 
-    async def _next_start_or_release(self, why: NereusError, copies: Progress | None) -> Start:
-        """Copies are left for a next attempt: where there is none, nothing may be left."""
+    async def _next_start_or_release(self, why: NereusError, last: Start, copies: Progress | None) -> Start:
+        """Copies are left for a next attempt, by the last one or, where that did not get to them, by the one before:
+        where there is no next attempt, nothing may be left."""
         try:
             return await self._next_start(why, copies)
         except BaseException:
-            if copies is not None:
+            if last.copies or copies is not None:
                 await asyncio.shield(self._release_what_is_left())
             raise
 

@@ -12,11 +12,13 @@ import pytest
 from nereus.cluster.state import ClusterState
 from nereus.events import JobState, StepReport
 from nereus.sync import SyncClient
+from nereus_common.core.errors import JobFailed
 from nereus_common.core.ids import ModelStage
 from nereus_common.workers import processes
 from tests.system.job_specs import job_spec
 from tests.system.test_exact_resume import numbers, told
 from tests.system.test_resume import check_goes_on, follow, granted, restarts_of, steps_of
+from tests.system.test_transitions import units_of
 
 pytestmark = pytest.mark.timeout(420)
 STEPS = 6
@@ -105,3 +107,17 @@ def test_what_a_transition_makes_has_copies_too(client: SyncClient, cluster: Clu
     assert restart.from_step >= 4
     check_goes_on(events, STEPS)
     assert granted(client) == 0
+
+
+def test_a_job_that_has_lost_its_copies_too_ends_by_name_and_leaves_nothing(
+    client: SyncClient, cluster: ClusterState, tiny_model: Path
+) -> None:
+    """No checkpoint either."""
+    job = client.submit(spec_of("both", tiny_model, GRPO) | {"steps": 10_000})
+    follow(job, after_step(1))
+    victims = [pid_of(cluster, f"{job.id}.actor.training.e1.r0.{name}") for name in ("1", "0.mirror")]
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(JobFailed, match=r"cannot be had from copies: .* has no copies"):
+        job.wait()
+    assert granted(client) == 0 and units_of(client) == set()
