@@ -24,8 +24,9 @@ GENERATION_HOST = 700 << 20
 STAGING = 256 << 20
 """One bucket in flight, and its staged copy."""
 MIRROR_PROCESS = 120 << 20
-"""Interpreter, numpy and transport of a process that keeps copies; measured 0.1 GiB resident."""
+"""Interpreter, numpy and transport of a process that keeps copies; measured 87 MiB beside them."""
 MIRRORED_VERSIONS = 2
+"""How many versions it keeps."""
 RESPONSE_SHARE = 0.5
 """Largest share of a trained microbatch's rows that predict a response token, for the size of what the head makes."""
 

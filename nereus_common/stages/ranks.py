@@ -8,6 +8,7 @@ from typing import Protocol
 from nereus_common.core.ids import DeviceId, TensorName
 from nereus_common.core.transfer import Box, RankRef
 from nereus_common.stages.base import Holding, PullOrder, RankHolding
+from nereus_common.state.digest import combine
 from nereus_common.state.dtypes import item_bytes
 from nereus_common.transport.base import PullItem, PullRequest
 
@@ -45,6 +46,11 @@ def holding_of(version: int, devices: Sequence[DeviceId], found: Sequence[Answer
         for rank, (device, one) in enumerate(zip(devices, found, strict=True))
     )
     return Holding(version, tuple(ranks))
+
+
+def summed(parts: Sequence[Mapping[str, int]]) -> dict[str, int]:
+    """By kind, the digest of all ranks' parts together."""
+    return {kind: combine(part[kind] for part in parts) for kind in parts[0]}
 
 
 def by_rank(names: Iterable[str], holdings: Iterable[Holding]) -> dict[RankRef, RankHolding]:

@@ -9,9 +9,8 @@ from nereus_common.core.errors import IllegalTransition, ProcessLost
 from nereus_common.core.ids import TensorName
 from nereus_common.stages.base import Holding, HostSettings, StateCopies, UnitSpec
 from nereus_common.stages.cores import KEEP_MEMORY
-from nereus_common.stages.ranks import holding_of
+from nereus_common.stages.ranks import holding_of, summed
 from nereus_common.stages.worker_set import WorkerSet
-from nereus_common.state.digest import combine
 from nereus_common.workers import WorkerSpec
 
 
@@ -58,8 +57,7 @@ class TorchUnit:
     async def digest(self, version: int, timeout: float) -> Mapping[str, int]:
         """By "parameters", and when it trains "exp_avg", "exp_avg_sq" and "step". StaleVersion when any rank holds
         another version."""
-        parts: list[Mapping[str, int]] = await self._workers.call_each("digest_state", version, timeout=timeout)
-        return {kind: combine(part[kind] for part in parts) for kind in parts[0]}
+        return summed(await self._workers.call_each("digest_state", version, timeout=timeout))
 
     async def sleep(self, timeout: float) -> None:
         raise self._stays()

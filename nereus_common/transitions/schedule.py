@@ -67,7 +67,7 @@ def _placed(order: Sequence[int], before: Neighbours, links: Links, seconds: Seq
     spans: dict[int, Span] = {}
     taken: dict[Hashable, list[Span]] = {}
     for number in order:
-        start = max((spans[other].end for other in before[number]), default=0.0)
+        start = makespan([spans[other] for other in before[number]])
         busy = sorted({span for link in links[number] for span in taken.get(link, ())})
         for span in busy:
             if span.start < start + seconds[number] - SAME and span.end > start + SAME:
@@ -81,7 +81,7 @@ def _placed(order: Sequence[int], before: Neighbours, links: Links, seconds: Seq
 def _waiting(spans: Spans, before: Neighbours) -> Iterator[int]:
     """Nodes that could have started earlier but for a link, the last ones first."""
     for number in sorted(range(len(spans)), key=lambda number: -spans[number].end):
-        if spans[number].start > max((spans[other].end for other in before[number]), default=0.0) + SAME:
+        if spans[number].start > makespan([spans[other] for other in before[number]]) + SAME:
             yield number
 
 

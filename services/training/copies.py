@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from nereus_common.core.errors import ProcessLost
+from nereus_common.core.ids import TensorName
 from nereus_common.engines.torch_model.answers import RankHolding
 from nereus_common.engines.training.mirror import MirrorConfig, MirroredTensor
 from nereus_common.stages.base import Holding, HostSettings, UnitSpec
-from nereus_common.stages.ranks import holding_of
+from nereus_common.stages.ranks import holding_of, summed
 from nereus_common.stages.worker_set import WorkerSet
-from nereus_common.state.digest import combine
 from nereus_common.workers import WorkerSpec
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,9 @@ class Mirrors:
             for rank in range(len(devices))
         ]
         self._set: WorkerSet | None = None
-        self._whole = False
+        self._whole = self._told = False
+        self._tensors: list[Mapping[TensorName, MirroredTensor]] = []
+        """By rank; the same for as long as the unit lives."""
 
     async def start(self, timeout: float) -> None:
         """Start all, unless all are there."""
@@ -47,7 +49,7 @@ class Mirrors:
             await self.stop()
             self._set = WorkerSet(self._specs, self._lost)
             await self._set.start(timeout)
-            self._whole = True
+            self._whole, self._told = True, False
 
     async def copy(self, version: int, ranks: WorkerSet, timeout: float) -> None:
         """Copy what `ranks` hold. They offer it meanwhile, and nothing else.
@@ -55,15 +57,15 @@ class Mirrors:
         When a mirror is lost the unit goes on without copies until the next version; when a rank is, it is ProcessLost.
         """
         offers: list[RankHolding] = await ranks.call_each("offer", version, timeout / 4, timeout=timeout)
-        tensors: list[Mapping[str, MirroredTensor]] = await ranks.call_each("mirrored", timeout=timeout)
-        given = [
-            (version, offer.address, held, f"{self._unit}.mirror.v{version}", timeout / 4)
-            for offer, held in zip(offers, tensors, strict=True)
-        ]
+        if not self._tensors:
+            self._tensors = await ranks.call_each("mirrored", timeout=timeout)
+        given = [(version, offer.address, f"{self._unit}.mirror.v{version}", timeout / 4) for offer in offers]
         try:
             await self.start(timeout)
-            assert self._set is not None
-            await self._set.call_all("copy", given, timeout)
+            if not self._told:
+                await self._there().call_all("keep", [(held,) for held in self._tensors], timeout)
+                self._told = True
+            await self._there().call_all("copy", given, timeout)
         except ProcessLost as lost:
             self._lost(lost)
         await ranks.call_each("withdraw", timeout / 4, timeout=timeout)
@@ -74,8 +76,7 @@ class Mirrors:
 
     async def digest(self, version: int, timeout: float) -> Mapping[str, int]:
         """As `TorchUnit.digest`."""
-        parts: Sequence[Mapping[str, int]] = await self._there().call_each("digest_state", version, timeout=timeout)
-        return {kind: combine(part[kind] for part in parts) for kind in parts[0]}
+        return summed(await self._there().call_each("digest_state", version, timeout=timeout))
 
     async def stop(self) -> None:
         self._whole, mirrors, self._set = False, self._set, None

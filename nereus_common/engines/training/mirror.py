@@ -16,11 +16,10 @@ from nereus_common.core.errors import StaleVersion, VerificationFailed
 from nereus_common.core.ids import TensorName
 from nereus_common.core.transfer import Box, RankRef, state_holder
 from nereus_common.engines.torch_model.answers import RankHolding, RankPull
+from nereus_common.planning.memory import MIRRORED_VERSIONS
 from nereus_common.state.digest import combine, digest_box
 from nereus_common.transport import PullItem, PullRequest, Raw, open_transport
 
-KEPT = 2
-"""Versions."""
 Copies = dict[TensorName, tuple[Box, NDArray[np.uint32]]]
 
 
@@ -55,14 +54,11 @@ class MirrorWorker:
         self._versions: dict[int, Copies] = {}
         self._spare: Copies | None = None
 
-    def copy(
-        self,
-        version: int,
-        address: bytes,
-        tensors: Mapping[TensorName, MirroredTensor],
-        transition: str,
-        timeout: float,
-    ) -> RankPull:
+    def keep(self, tensors: Mapping[TensorName, MirroredTensor]) -> None:
+        """What the rank's state consists of, for as long as this lives. Before the first copy."""
+        self._tensors = tensors
+
+    def copy(self, version: int, address: bytes, transition: str, timeout: float) -> RankPull:
         """Pull `version` of what the rank offers at `address`. The older of the two versions kept makes room for it.
 
         Raises what the transport raises; then the newest version is here as before. Idempotent.
@@ -70,11 +66,11 @@ class MirrorWorker:
         rank = self._config.rank
         if version in self._versions:
             return RankPull(rank, 0, 0.0, 0)
-        if tensors != self._tensors:
-            self._tensors, self._versions, self._spare = dict(tensors), {}, None
-        while len(self._versions) >= KEPT:
+        while len(self._versions) >= MIRRORED_VERSIONS:
             self._spare = self._versions.pop(min(self._versions))
-        copies = self._spare or {name: (one.box, np.empty(one.box.shape, np.uint32)) for name, one in tensors.items()}
+        copies = self._spare or {
+            name: (one.box, np.empty(one.box.shape, np.uint32)) for name, one in self._tensors.items()
+        }
         self._spare = copies
         items = tuple(PullItem(name, box, self._holder, address) for name, (box, _) in copies.items() if box.elements)
         request = PullRequest(version, items, np.uint32().itemsize, timeout, transition, "float32")

@@ -36,6 +36,7 @@ def rank() -> Iterator[Transport]:
 @pytest.fixture
 def mirror() -> Iterator[MirrorWorker]:
     worker = MirrorWorker(MirrorConfig("u", 1, "loopback"))
+    worker.keep(TENSORS)
     yield worker
     worker.close()
 
@@ -50,7 +51,7 @@ def train(rank: Transport, version: int) -> None:
 
 
 def take(mirror: MirrorWorker, rank: Transport, version: int, timeout: float = 5.0) -> int:
-    return mirror.copy(version, rank.address, TENSORS, "t", timeout).bytes
+    return mirror.copy(version, rank.address, "t", timeout).bytes
 
 
 def given(mirror: MirrorWorker, version: int) -> NDArray[np.float32]:
