@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import socket
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,6 +27,7 @@ from nereus_common.rl.order import step_positions
 from nereus_common.rl.prompts import OrderedPrompts
 from nereus_common.rl.rollouts import RolloutBatch
 from nereus_common.rl.weights import loss_weights
+from nereus_common.rpc.ports import free_port
 
 TOP = 12
 WARM_UP = 2
@@ -130,9 +130,7 @@ def _config(job: JobSpec, stage: StagePlan, ranks: int) -> TrainingRankConfig:
     """One rank alone, with the share of the cores that a rank of the job has."""
     alone = dataclasses.replace(stage, layout=parse_replicated("tp1.pp1.fs1")[0], replicas=1, devices=stage.devices[:1])
     threads = max(1, len(os.sched_getaffinity(0)) // ranks)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        rendezvous = Rendezvous("127.0.0.1", probe.getsockname()[1], "profile")
+    rendezvous = Rendezvous("127.0.0.1", free_port(), "profile")
     path = job.model("actor").path
     return TrainingRankConfig("profile", path, alone, 0, 0, rendezvous, TrainingOptions(threads=threads))
 

@@ -16,7 +16,6 @@ from nereus_coordinator.remote_unit import RemoteUnit
 from nereus_generation.unit import GenerationUnit
 from nereus_training.unit import TrainingUnit
 
-from benchmarks.ports import free_port
 from nereus.v1.units_pb2_grpc import add_UnitServiceServicer_to_server
 from nereus_common.core.ids import DeviceId, JobId, ModelStage, Stage
 from nereus_common.core.layout import parse_replicated
@@ -27,6 +26,7 @@ from nereus_common.rl.assembly import Completion, Group, assemble, share_groups
 from nereus_common.rl.rollouts import RolloutBatch
 from nereus_common.rl.weights import loss_weights
 from nereus_common.rpc.pool import Channels
+from nereus_common.rpc.ports import free_port
 from nereus_common.rpc.server import RpcServer
 from nereus_common.rpc.together import together
 from nereus_common.stages.base import HostSettings, Rendezvous, UnitHost, UnitSpec, new_unit

@@ -19,12 +19,12 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from benchmarks.ports import free_port
 from benchmarks.training_units import SECONDS, plan_of
 from nereus_common.config import Settings, load
 from nereus_common.core.errors import VerificationFailed
 from nereus_common.core.plan import StagePlan
 from nereus_common.engines.options import Rendezvous
+from nereus_common.rpc.ports import free_port
 from nereus_common.stages.worker_set import WorkerSet
 from nereus_common.workers import WorkerSpec
 

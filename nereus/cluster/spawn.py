@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 
 from nereus.cluster.state import Member
-from nereus_common.core.errors import DeadlineExceeded, ProcessLost, ResourceExhausted
+from nereus_common.core.errors import DeadlineExceeded, ProcessLost
 from nereus_common.workers import processes
 
 MARK_VARIABLE = "_NEREUS_CLUSTER"
@@ -18,23 +17,6 @@ _OWN_VARIABLES = ("NEREUS_TARGET", "NEREUS_DATA_DIR")
 """Read by the commands; a service would take them for settings of its own."""
 LOG_LINES = 20
 _POLL_SECONDS = 0.05
-
-
-def free_port(host: str, wanted: int, service: str) -> int:
-    """`wanted`, or any free port for 0; ResourceExhausted when it is taken."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, wanted))
-        except OSError as taken:
-            raise ResourceExhausted(
-                f"port {wanted} on {host} cannot be used by the {service}: {taken.strerror}",
-                remedy=f"stop what uses it (see `ss -ltnp 'sport = :{wanted}'`), or choose another port",
-                port=wanted,
-                service=service,
-            ) from taken
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def spawn(name: str, arguments: list[str], *, target: str, log: Path, mark: str, append: bool = False) -> Member:

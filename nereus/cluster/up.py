@@ -11,8 +11,8 @@ from nereus.cluster.down import Report, stop_all
 from nereus.cluster.launch import SERVICES, await_all, start_registry, start_service
 from nereus.cluster.mend import mend
 from nereus.cluster.settings import service_settings
-from nereus.cluster.spawn import free_port
 from nereus.cluster.state import ClusterFolder, ClusterState
+from nereus_common.rpc.ports import usable_port
 
 
 def up(folder: ClusterFolder, config: ClusterConfig, *, report: Report = lambda text: None) -> ClusterState:
@@ -38,7 +38,7 @@ def up(folder: ClusterFolder, config: ClusterConfig, *, report: Report = lambda 
 def _start(folder: ClusterFolder, config: ClusterConfig, state: ClusterState, report: Report) -> ClusterState:
     until = time.monotonic() + config.start_seconds
     ports = {
-        name: free_port(config.host, config.controller_port if name == "controller" else 0, name) for name in SERVICES
+        name: usable_port(config.host, config.controller_port if name == "controller" else 0, name) for name in SERVICES
     }
     if config.registry is None:
         state = start_registry(folder, state, report)

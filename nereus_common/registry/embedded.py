@@ -14,7 +14,6 @@ import fcntl
 import logging
 import os
 import secrets
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -25,7 +24,8 @@ from urllib.parse import quote
 import psutil
 import redis
 
-from nereus_common.core.errors import DeadlineExceeded, InvalidInput, ProcessLost, ResourceExhausted, Unavailable
+from nereus_common.core.errors import DeadlineExceeded, InvalidInput, ProcessLost, Unavailable
+from nereus_common.rpc.ports import usable_port
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ def _configure(data_dir: Path, port: int | None) -> str:
     if port is None and len(os.fsencode(path)) <= LONGEST_SOCKET_PATH:
         url, listen = f"unix://{quote(str(path))}", ["port 0", f"unixsocket {_quoted(path)}", "unixsocketperm 700"]
     else:
-        port = _free_port(port)
+        port = usable_port("127.0.0.1", port or 0, "registry")
         password = secrets.token_urlsafe(24)
         url = f"redis://:{password}@127.0.0.1:{port}/0"
         listen = ["bind 127.0.0.1", f"port {port}", f"requirepass {password}"]
@@ -136,21 +136,6 @@ def _configure(data_dir: Path, port: int | None) -> str:
     _write_private(data_dir / "valkey.conf", "\n".join(lines) + "\n")
     _write_private(data_dir / "valkey.url", url)
     return url
-
-
-def _free_port(port: int | None) -> int:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port or 0))
-        except OSError as taken:
-            raise ResourceExhausted(
-                f"port {port} of 127.0.0.1 cannot be used for the registry: {taken.strerror}",
-                remedy="give another port, or none",
-                port=port,
-            ) from taken
-        chosen: int = probe.getsockname()[1]
-        return chosen
 
 
 def _launch(data_dir: Path, until: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from collections.abc import Iterable, Mapping
 
 from nereus_common.core.emu import Unit
@@ -14,6 +13,7 @@ from nereus_common.core.plan import Plan
 from nereus_common.registry import Registry
 from nereus_common.rpc.health import serves
 from nereus_common.rpc.pool import Channels
+from nereus_common.rpc.ports import free_port
 from nereus_common.stages.base import Rendezvous
 
 from .remote_unit import RemoteUnit
@@ -105,7 +105,4 @@ def node_of(unit: Unit) -> str:
 
 def meeting_point(prefix: str) -> Rendezvous:
     """A free port of this host's loopback: rank 0 listens there as soon as it starts."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return Rendezvous("127.0.0.1", port, prefix)
+    return Rendezvous("127.0.0.1", free_port(), prefix)

@@ -13,12 +13,12 @@ from typing import Any, ClassVar
 from nereus_coordinator.moving import MoveReport, move_state
 from nereus_training.unit import BODY, TrainingUnit
 
-from benchmarks.ports import free_port
 from nereus_common.core.ids import JobId, ModelStage, Stage, TensorName, UnitId
 from nereus_common.core.layout import parse_replicated
 from nereus_common.engines import options
 from nereus_common.engines.training.base import TrainingOptions, TrainingRankConfig, TrainStepResult
 from nereus_common.rl.rollouts import RolloutBatch
+from nereus_common.rpc.ports import free_port
 from nereus_common.stages.base import Holding, HostSettings, PullOrder, RankPulled, Rendezvous, UnitHost, UnitSpec
 from nereus_common.stages.units import Units
 from nereus_common.transitions.dag import Mode

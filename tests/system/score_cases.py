@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from benchmarks.ports import free_port
 from nereus_common.core.ids import Head, TensorName
 from nereus_common.core.plan import StagePlan
 from nereus_common.core.transfer import Box, RankRef, TransferProgram
@@ -22,6 +21,7 @@ from nereus_common.engines.options import Rendezvous
 from nereus_common.engines.training.base import TrainingRankConfig
 from nereus_common.rl.packing import common_shape, pack_for_ranks
 from nereus_common.rl.rollouts import RolloutBatch
+from nereus_common.rpc.ports import free_port
 from tests.system.training_cases import make_batch
 
 Columns = Mapping[str, NDArray[Any]]

@@ -17,7 +17,6 @@ from nereus_inference.unit import InferenceUnit
 from nereus_training.servicer import TrainingServicer
 from nereus_training.unit import TrainingUnit
 
-from benchmarks.ports import free_port
 from nereus.v1.training_pb2_grpc import add_TrainingServiceServicer_to_server
 from nereus.v1.units_pb2_grpc import add_UnitServiceServicer_to_server
 from nereus_common.core.ids import DeviceId, JobId, ModelStage, Stage
@@ -26,6 +25,7 @@ from nereus_common.core.plan import Dtypes, Plan, StagePlan
 from nereus_common.registry import Device, ServiceRecord
 from nereus_common.registry.memory import MemoryRegistry
 from nereus_common.rpc.pool import Channels
+from nereus_common.rpc.ports import free_port
 from nereus_common.rpc.server import RpcServer
 from nereus_common.stages.base import HostSettings, Rendezvous, UnitHost, UnitSpec, new_unit
 from nereus_common.stages.service import OnLost

@@ -12,7 +12,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.ports import free_port
 from nereus_common.core.errors import NereusError, NotFound, VerificationFailed
 from nereus_common.core.ids import TensorName
 from nereus_common.core.plan import StagePlan
@@ -21,6 +20,7 @@ from nereus_common.engines.inference.base import InferenceOptions, InferenceRank
 from nereus_common.engines.options import Rendezvous
 from nereus_common.engines.torch_model.answers import RankHolding
 from nereus_common.engines.training.base import TrainingRankConfig, TrainStepSpec
+from nereus_common.rpc.ports import free_port
 from nereus_common.transport.base import PullItem, PullRequest
 from tests.system.rank_processes import RankProcesses
 from tests.system.training_cases import (

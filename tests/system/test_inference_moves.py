@@ -13,7 +13,6 @@ import pytest
 from nereus_coordinator.moving import move_state
 from nereus_inference.unit import InferenceUnit
 
-from benchmarks.ports import free_port
 from nereus_common.core.emu import Phase
 from nereus_common.core.errors import (
     IllegalTransition,
@@ -26,6 +25,7 @@ from nereus_common.core.errors import (
 )
 from nereus_common.core.ids import JobId, TensorName, UnitId
 from nereus_common.core.transfer import RankRef, Transfer
+from nereus_common.rpc.ports import free_port
 from nereus_common.stages.base import HostSettings, PullOrder, Rendezvous, UnitSpec, state_holder
 from nereus_common.stages.units import Units
 from nereus_common.transitions.dag import Mode

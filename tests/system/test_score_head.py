@@ -9,11 +9,11 @@ import pytest
 import torch
 from nereus_inference.unit import InferenceUnit
 
-from benchmarks.ports import free_port
 from nereus_common.core.errors import InvalidInput, UnsupportedByEngine
 from nereus_common.core.ids import Head, JobId, ModelStage, Stage, TensorName, UnitId
 from nereus_common.core.transfer import RankRef
 from nereus_common.engines.torch_model.limits import read_config
+from nereus_common.rpc.ports import free_port
 from nereus_common.stages.base import HostSettings, Rendezvous, UnitSpec
 from nereus_common.state.architecture import ModelShape
 from nereus_common.state.conventions import TRAINING

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.ports import free_port
 from nereus_common.core.ids import DeviceId, Head, TensorName
 from nereus_common.core.layout import parse_replicated
 from nereus_common.core.plan import Dtypes, StagePlan
@@ -26,6 +25,7 @@ from nereus_common.engines.training.base import (
 from nereus_common.rl.assembly import share_groups
 from nereus_common.rl.rollouts import RolloutBatch, offsets
 from nereus_common.rl.weights import Aggregation, cut_minibatches, loss_weights, minibatch_tokens, minibatches_of
+from nereus_common.rpc.ports import free_port
 
 VOCABULARY = 131
 """Not a multiple of any degree."""

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import redis
 
-from benchmarks.ports import free_port
 from nereus_common.core.emu import Unit
 from nereus_common.core.ids import DeviceId, JobId, ModelStage, TransitionId, UnitId
 from nereus_common.core.layout import Layout
 from nereus_common.core.plan import GenerationLimits, Plan, StagePlan
 from nereus_common.registry import Registry, TransitionRecord, embedded, open_registry
+from nereus_common.rpc.ports import free_port
 
 KEPT = 50
 """Events kept per job in these tests."""

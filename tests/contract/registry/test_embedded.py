@@ -18,11 +18,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.ports import free_port
 from nereus_common.core.emu import Phase
 from nereus_common.core.errors import ProcessLost, ResourceExhausted, StaleEpoch, Unavailable
 from nereus_common.core.ids import DeviceId
 from nereus_common.registry import Device, JobRecord, embedded, open_registry
+from nereus_common.rpc.ports import free_port
 
 from .conftest import JOB, make_plan, make_unit
 
@@ -93,7 +93,7 @@ def test_a_port_that_is_taken_is_named(folder: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(ResourceExhausted, match=f"port {port} of 127.0.0.1"):
+        with pytest.raises(ResourceExhausted, match=f"port {port} on 127.0.0.1"):
             embedded.start(folder, port=port)
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 import redis
 
-from benchmarks.ports import free_port
 from nereus_common.core.errors import Conflict, InvalidInput, Unavailable
 from nereus_common.registry import open_registry
 from nereus_common.registry.link import redacted
 from nereus_common.registry.scripts import script
+from nereus_common.rpc.ports import free_port
 
 from .conftest import cluster_of_one, serving, valkey_binary
 
