@@ -19,6 +19,7 @@ from nereus_common.core.transfer import Box
 from nereus_common.engines.options import Optimizer
 from nereus_common.engines.torch_model.build import build_stage
 from nereus_common.engines.torch_model.checkpoint import load_shards
+from nereus_common.engines.torch_model.devices import own_device
 from nereus_common.engines.torch_model.live import served
 from nereus_common.engines.torch_model.shards import shards
 from nereus_common.engines.torch_model.world import open_world
@@ -34,8 +35,9 @@ class DcpRank:
 
     def __init__(self, config: DcpRankConfig) -> None:
         torch.set_num_threads(config.threads)
-        plan, device = config.plan, torch.device("cpu")
+        plan = config.plan
         replica, rank = divmod(config.rank, plan.layout.ranks)
+        device = own_device(plan, replica, rank)
         self._config = config
         self._world = open_world(config.rendezvous, plan.layout, plan.replicas, replica, rank, TIMEOUT, device.type)
         self._model = build_stage(str(config.model), plan, self._world, device, train=True)

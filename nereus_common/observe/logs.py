@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
@@ -30,15 +30,27 @@ def subject() -> Mapping[str, str]:
 
 @contextmanager
 def about(**names: object) -> Iterator[None]:
-    """Add names to what the code inside works for; a name other than SUBJECTS is a ValueError."""
-    unknown = names.keys() - set(SUBJECTS)
-    if unknown:
-        raise ValueError(f"logs are about {', '.join(SUBJECTS)}, not {', '.join(sorted(unknown))}")
-    token = _subject.set({**_subject.get(), **{name: str(value) for name, value in names.items()}})
+    """Add names to what the code inside works for; a name other than SUBJECTS is a ValueError.
+
+    Not around a `yield` of an async generator: another task may be the one that closes it.
+    """
+    token = _add(names)
     try:
         yield
     finally:
         _subject.reset(token)
+
+
+def about_from_here(**names: object) -> None:
+    """As `about`, up to the end of the running task."""
+    _add(names)
+
+
+def _add(names: Mapping[str, object]) -> Token[Mapping[str, str]]:
+    unknown = names.keys() - set(SUBJECTS)
+    if unknown:
+        raise ValueError(f"logs are about {', '.join(SUBJECTS)}, not {', '.join(sorted(unknown))}")
+    return _subject.set({**_subject.get(), **{name: str(value) for name, value in names.items()}})
 
 
 class JsonLines(logging.Formatter):

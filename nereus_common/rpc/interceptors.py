@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
@@ -58,14 +59,15 @@ def _answering(behaviour: Any, method: str) -> Any:
 
 def _streaming(behaviour: Any, method: str) -> Any:
     async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
-        with logs.about(**_subject(context)):
-            try:
-                async for piece in behaviour(request, context):
+        logs.about_from_here(**_subject(context))  # every call has a task of its own
+        try:
+            async with aclosing(behaviour(request, context)) as pieces:
+                async for piece in pieces:
                     yield piece
-            except (grpc.aio.AbortError, asyncio.CancelledError):
-                raise
-            except Exception as error:
-                await _abort(context, method, error)
+        except (grpc.aio.AbortError, asyncio.CancelledError):
+            raise
+        except Exception as error:
+            await _abort(context, method, error)
 
     return stream
 

@@ -72,6 +72,7 @@ def _config(spec: UnitSpec, rank: int, settings: HostSettings) -> InferenceRankC
         options=_options(spec),
         transport=settings.transport,
         head=spec.head,
+        replica=spec.replica,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -63,6 +64,12 @@ class Generation(GenerationServiceServicer):
         if request.request_id == "hang":
             try:
                 await asyncio.sleep(60)
+            finally:
+                self.cancelled.set()
+        if request.request_id == "flood":
+            try:
+                while True:
+                    yield generation_pb2.GenerateResponse(token_ids=range(1 << 16))
             finally:
                 self.cancelled.set()
 
@@ -171,6 +178,21 @@ async def test_cancelling_a_stream_cancels_its_servicer() -> None:
         await call.read()
         call.cancel()
         await asyncio.wait_for(generation.cancelled.wait(), 5)
+
+
+async def test_cancelling_a_stream_that_waits_for_its_reader_closes_its_servicer_without_a_fault() -> None:
+    faults: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    async with served() as (generation, channel, _):
+        with logs.about(job="demo"):
+            call = GenerationServiceStub(channel).Generate(generation_pb2.GenerateRequest(request_id="flood"))
+            await call.read()
+        await asyncio.sleep(0.2)
+        call.cancel()
+        await asyncio.wait_for(generation.cancelled.wait(), 5)
+        await asyncio.sleep(0.1)
+    gc.collect()
+    assert not faults
 
 
 async def test_columns_pass_through_a_stream_both_ways() -> None:

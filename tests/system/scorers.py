@@ -38,6 +38,7 @@ class PooledScorer(InferenceUnit):
             InferenceOptions(threads=1),
             transport="ucx",
             collective_timeout=SECONDS,
+            replica=spec.replica,
         )
         configs = [replace(config, rank=rank) for rank in range(spec.plan.layout.ranks)]
         self._workers = PooledWorkers(pool, first, BODY, configs)  # type: ignore[assignment]

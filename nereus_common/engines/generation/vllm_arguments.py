@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from nereus_common.core.errors import InvalidPlan
-from nereus_common.core.ids import DeviceId
 from nereus_common.core.plan import Residency, StagePlan
+from nereus_common.engines.devices import CPU, GPU, slot_of
 from nereus_common.engines.generation.base import GenerationUnitConfig
 from nereus_common.engines.generation.vllm_plugin import OWNER, SPIN, TRANSFER_ENGINE
 
@@ -75,12 +75,12 @@ def _compiler(plan: StagePlan) -> dict[str, str]:
 
 def _devices(config: GenerationUnitConfig) -> dict[str, str]:
     devices = config.plan.unit_devices(config.replica)
-    slots = [_slot(device) for device in devices]
+    slots = [slot_of(device) for device in devices]
     kinds = {kind for kind, _ in slots}
-    if kinds == {"cpu"}:
+    if kinds == {CPU}:
         numbers = [number for _, number in slots]
         return {"VLLM_CPU_OMP_THREADS_BIND": config.options.omp_threads_bind or _one_core_each(numbers)}
-    if kinds == {"gpu"}:
+    if kinds == {GPU}:
         return {"CUDA_VISIBLE_DEVICES": ",".join(str(number) for _, number in slots)}
     raise InvalidPlan(
         f"unit {config.unit} lies on {', '.join(map(str, devices))}", remedy="all cpuN or all gpuN", field="devices"
@@ -91,13 +91,6 @@ def _one_core_each(numbers: Sequence[int]) -> str:
     """Device cpuN → the N-th core this process may use, around again when there are more devices than cores."""
     cores = sorted(os.sched_getaffinity(0))
     return "|".join(str(cores[number % len(cores)]) for number in numbers)
-
-
-def _slot(device: DeviceId) -> tuple[str, int]:
-    kind, number = device.slot[:3], device.slot[3:]
-    if kind not in ("cpu", "gpu") or not number.isdigit():
-        raise InvalidPlan(f"device {device} is neither cpuN nor gpuN", remedy="write node0/cpu1", field="devices")
-    return kind, int(number)
 
 
 def sleep_level(plan: StagePlan) -> int | None:

@@ -48,7 +48,7 @@ class InferenceOptions:
 class InferenceRankConfig:
     """One rank of one inference unit. The ranks of the unit meet at `rendezvous`; units do not know each other.
 
-    `collective_timeout` seconds bounds every wait for another rank.
+    `collective_timeout` seconds bounds every wait for another rank. `replica`: which of the stage's units it is.
     """
 
     unit: str
@@ -60,6 +60,7 @@ class InferenceRankConfig:
     transport: str = "ucx"
     collective_timeout: float = 120.0
     head: Head = Head.LM
+    replica: int = 0
 
 
 class InferenceEngine(Protocol):

@@ -19,6 +19,7 @@ from nereus_common.core.workflow import Work
 from nereus_common.engines.inference.base import Columns, InferenceRankConfig, Scored, check_work
 from nereus_common.engines.torch_model.build import TORCH_DTYPES, build_stage
 from nereus_common.engines.torch_model.checkpoint import load_shards
+from nereus_common.engines.torch_model.devices import own_device
 from nereus_common.engines.torch_model.exchange import Staging
 from nereus_common.engines.torch_model.forward import forward_packs
 from nereus_common.engines.torch_model.limits import check_plan, read_config
@@ -40,7 +41,7 @@ class TorchInferenceEngine(RankState):
     def __init__(self, config: InferenceRankConfig) -> None:
         check_plan(read_config(config.model_path), config.stage, config.head)
         use_threads(config.options.threads)
-        self._config, device = config, torch.device("cpu")
+        self._config, device = config, own_device(config.stage, config.replica, config.rank)
         self._compute = TORCH_DTYPES[config.stage.dtypes.compute]
         self._world = open_world(
             config.rendezvous,

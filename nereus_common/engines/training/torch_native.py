@@ -24,6 +24,7 @@ from nereus_common.core.ids import Head, TensorName
 from nereus_common.core.transfer import Box
 from nereus_common.engines.torch_model.build import TORCH_DTYPES, build_stage
 from nereus_common.engines.torch_model.checkpoint import load_shards
+from nereus_common.engines.torch_model.devices import own_device
 from nereus_common.engines.torch_model.forward import forward_packs
 from nereus_common.engines.torch_model.limits import check_plan, read_config
 from nereus_common.engines.torch_model.live_state import NOTHING
@@ -69,7 +70,7 @@ class TorchTrainingEngine(RankState):
         check_plan(read_config(config.model_path), plan, config.head)
         use_threads(config.options.threads)
         torch.manual_seed(config.seed)
-        self._config, device = config, torch.device("cpu")
+        self._config, device = config, own_device(plan, config.replica, config.rank)
         self._world = open_world(
             config.rendezvous,
             plan.layout,

@@ -73,6 +73,17 @@ async def test_subjects_nest_and_stay_within_their_task() -> None:
     assert logs.subject() == {}
 
 
+async def test_a_subject_holds_to_the_end_of_its_task_only() -> None:
+    async def work() -> dict[str, str]:
+        logs.about_from_here(unit="a")
+        await asyncio.sleep(0)
+        return dict(logs.subject())
+
+    with logs.about(job="demo"):
+        assert await asyncio.create_task(work()) == {"job": "demo", "unit": "a"}
+        assert logs.subject() == {"job": "demo"}
+
+
 def test_a_subject_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="jobb"), logs.about(jobb=1):
         pass
