@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,11 @@ def test_a_move_at_a_users_wish_keeps_digests_prompts_and_units_that_need_not_ch
     with pytest.raises(ResourceExhausted, match="node0/cpu9"):
         job.show_transition({"stages": {"actor/training": stage("tp1.pp1.fs1", 9)}})
     assert [one.state for one in job.transitions()] == ["done", "done"]
+    folder = Path(job.get().folder)
     job.cancel()
     assert units_of(client) == set()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["transition.bytes_moved"] for line in lines if line.get("transition.done")] == [moved.bytes_moved, 0]
 
 
 def last(job: SyncJobHandle, target: dict[str, Any]) -> Transition:

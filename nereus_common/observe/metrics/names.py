@@ -7,7 +7,10 @@ from typing import Any
 
 EVALUATION = "evaluation."
 CHECKPOINT = "checkpoint."
+TRANSITION = "transition."
 PHASE = "seconds."
+_DONE = "done"
+_OUTCOMES = (_DONE, "undone", "lost")
 
 
 def flatten(payload: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -24,7 +27,8 @@ def _numbers(payload: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, flo
 
 
 def values_of(kind: str, payload: Mapping[str, Any]) -> dict[str, float]:
-    """The metrics that an event holds: those of kind `step`, `evaluation` and `checkpoint` hold some, others none."""
+    """The metrics that an event holds: a step's, an evaluation's, a checkpoint's, and those of a transition that ran
+    and has ended. Others hold none."""
     match kind:
         case "step":
             return _of_step(payload)
@@ -33,6 +37,9 @@ def values_of(kind: str, payload: Mapping[str, Any]) -> dict[str, float]:
             return flatten(numbers, f"{EVALUATION}{payload['mode']}.")
         case "checkpoint":
             return flatten(payload, CHECKPOINT)
+        case "transition" if payload["state"] in _OUTCOMES and payload["step"] >= 0:
+            told = {key: payload[key] for key in ("epoch", "bytes_moved", "bytes_needed", "seconds")}
+            return flatten({"done": payload["state"] == _DONE, **told}, TRANSITION)
         case _:
             return {}
 
@@ -47,7 +54,7 @@ def _of_step(payload: Mapping[str, Any]) -> dict[str, float]:
 def is_before(step: int, names: Iterable[str], first_step: int) -> bool:
     """Whether values of `step` were measured before a job that goes on at `first_step` does its first step.
 
-    An evaluation or a checkpoint of `first_step` is of the very state that it goes on from.
+    An evaluation, a checkpoint or a transition of `first_step` is of the very state that it goes on from.
     """
-    of_state = any(name.startswith((EVALUATION, CHECKPOINT)) for name in names)
+    of_state = any(name.startswith((EVALUATION, CHECKPOINT, TRANSITION)) for name in names)
     return step < first_step or (step == first_step and of_state)

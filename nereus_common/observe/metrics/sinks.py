@@ -37,7 +37,8 @@ class MetricSinks:
         return tuple(self._sinks)
 
     def event(self, kind: str, payload: Mapping[str, Any], time: float) -> None:
-        """Take an event of the job (docs/events.md); `restart` rewinds to its `from_step`, others are ignored."""
+        """Take an event of the job (docs/events.md): `restart` rewinds to its `from_step`, others are written, or
+        ignored where they hold no metrics."""
         if kind == "restart":
             self.rewind(int(payload["from_step"]), time)
         elif values := values_of(kind, payload):

@@ -29,6 +29,34 @@ def test_an_evaluation_is_named_by_its_mode() -> None:
     }
 
 
+TRANSITION = {
+    "transition_id": "t1",
+    "state": "done",
+    "epoch": 2,
+    "step": 4,
+    "bytes_moved": 10,
+    "bytes_needed": 8,
+    "seconds": {"move": 1.5, "verify": 0.5},
+}
+
+
+@pytest.mark.parametrize(("state", "done"), [("done", 1.0), ("undone", 0.0), ("lost", 0.0)])
+def test_a_transition_that_ran_is_measured_at_its_end(state: str, done: float) -> None:
+    assert values_of("transition", {**TRANSITION, "state": state}) == {
+        "transition.done": done,
+        "transition.epoch": 2.0,
+        "transition.bytes_moved": 10.0,
+        "transition.bytes_needed": 8.0,
+        "transition.seconds.move": 1.5,
+        "transition.seconds.verify": 0.5,
+    }
+
+
+@pytest.mark.parametrize("change", [{"state": "prepared"}, {"state": "committed"}, {"state": "undone", "step": -1}])
+def test_a_transition_under_way_and_one_that_never_ran_measure_nothing(change: dict[str, object]) -> None:
+    assert values_of("transition", {**TRANSITION, **change}) == {}
+
+
 @pytest.mark.parametrize("kind", ["state", "log", "sync", "a kind of the future"])
 def test_other_events_hold_no_metrics(kind: str) -> None:
     assert values_of(kind, {"state": "running", "seconds": 1.0}) == {}
@@ -41,6 +69,7 @@ def test_other_events_hold_no_metrics(kind: str) -> None:
         (4, "loss", False),
         (4, "evaluation.greedy.mean", True),
         (4, "checkpoint.step", True),
+        (4, "transition.done", True),
         (5, "evaluation.greedy.mean", False),
         (5, "checkpoint.step", False),
     ],

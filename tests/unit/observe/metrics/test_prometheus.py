@@ -44,6 +44,8 @@ async def test_a_running_job_is_on_the_page_and_an_ended_one_is_not() -> None:
         for step in range(2):
             sink.write(step, STEP, 100.0 + step)
         sink.write(2, {"checkpoint.step": 2.0}, 103.0)
+        sink.write(2, {"transition.done": 1.0, "transition.seconds.move": 1.5}, 103.0)
+        sink.write(2, {"transition.done": 0.0}, 103.0)
         other.write(0, {"loss": 9.0}, 100.0)
         found = await scrape(page)
         assert found["nereus_job_metric", (("job", "a"), ("name", "loss"))] == 0.5
@@ -55,6 +57,9 @@ async def test_a_running_job_is_on_the_page_and_an_ended_one_is_not() -> None:
         assert found["nereus_job_updated_seconds", job] == 103
         phase = (("job", "a"), ("phase", "generation"))
         assert (found["nereus_job_step_seconds_count", phase], found["nereus_job_step_seconds_sum", phase]) == (2, 4)
+        moves = [found["nereus_job_transitions_total", (*job, ("outcome", one))] for one in ("done", "failed")]
+        assert moves == [1, 1]
+        assert found["nereus_job_transition_seconds_sum", (*job, ("phase", "move"))] == 1.5
         sink.close()
         left = await scrape(page)
         assert {dict(labels)["job"] for _, labels in left} == {"b"}
