@@ -21,7 +21,8 @@ from nereus.cluster.up import up
 from nereus.events import JobEvent, JobState, Restart, StepReport
 from nereus.sync import SyncClient, SyncJobHandle
 from nereus.transition import Transition
-from nereus_common.checkpoints.manifest import MANIFEST, read_manifest
+from nereus_common.checkpoints.folder import complete
+from nereus_common.checkpoints.manifest import read_manifest
 from nereus_common.core.ids import DeviceId
 from nereus_common.core.layout import Layout
 from nereus_common.core.plan import Dtypes, StagePlan
@@ -273,9 +274,8 @@ def _went_on(events: list[JobEvent], steps: int, restarts: bool) -> bool:
 def _manifest(folder: Path, version: int) -> Any:
     until = time.monotonic() + DEADLINE
     while time.monotonic() < until:
-        for path in folder.glob(f"checkpoints/*/{MANIFEST}"):
-            if (found := read_manifest(path.parent)).version == version:
-                return found
+        if (path := complete(folder / "checkpoints").get(version)) is not None:
+            return read_manifest(path)
         time.sleep(0.1)
     raise AssertionError(f"no checkpoint of version {version} in {folder}")
 
