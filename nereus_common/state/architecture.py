@@ -21,6 +21,7 @@ EMBEDDING = TensorName("model.embed_tokens.weight")
 FINAL_NORM = TensorName("model.norm.weight")
 HEAD = TensorName("lm_head.weight")
 SCORE = TensorName("score.weight")
+PER_TOKEN = "num_experts_per_tok"
 CLASSIFIER = "ForSequenceClassification"
 """How the architecture of a checkpoint that brings a score head ends."""
 
@@ -71,12 +72,13 @@ class LogicalTensor:
 @dataclass(frozen=True, slots=True)
 class Experts:
     """Of a model with sparse layers: how many experts each of `layers` has, and their width. `shared_ffn`: of the
-    expert that sees every token, 0 where there is none."""
+    expert that sees every token, 0 where there is none. `per_token`: how many of the others a token sees."""
 
     count: int
     ffn: int
     layers: tuple[int, ...]
     shared_ffn: int = 0
+    per_token: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +209,7 @@ def _experts(config: Mapping[str, Any], names: ExpertNames) -> Experts:
         ffn=_positive(config, names.ffn),
         layers=tuple(layer for layer in layers if (layer + 1) % step == 0 and layer not in dense),
         shared_ffn=0 if names.shared_ffn is None else _positive(config, names.shared_ffn),
+        per_token=_positive({PER_TOKEN: names.per_token, **config}, PER_TOKEN),
     )
 
 

@@ -15,6 +15,7 @@ from nereus.spec import JobSpec
 from nereus_common.core.ids import DeviceId, ModelStage
 from nereus_common.core.workflow import Task, Work, Workflow
 from nereus_common.observe.stopwatch import Stopwatch
+from nereus_common.planning.step_time import place_of
 from nereus_common.rl.advantages import estimate
 from nereus_common.rl.rollouts import RolloutBatch
 from nereus_common.rl.shaping import drop_groups, equal_reward_groups, mask_truncated, overlong_penalty
@@ -177,11 +178,6 @@ class StepRunner:
             return algorithm.loss_options()
         assert algorithm.name == "ppo", "only PPO trains another model"
         return algorithm.value_loss_options()
-
-
-def place_of(device: DeviceId) -> str:
-    """What tasks cannot use side by side: a device, but for CPU devices their node, whose cores they all share."""
-    return device.node if device.slot.startswith("cpu") else str(device)
 
 
 def prepared(batch: RolloutBatch, flat: NDArray[np.bool_], spec: JobSpec) -> RolloutBatch:
