@@ -16,7 +16,7 @@ from nereus.cluster.settings import service_settings
 from nereus.cluster.spawn import terminate
 from nereus.cluster.state import ClusterFolder, ClusterState
 from nereus_common.core.errors import ResourceExhausted
-from nereus_common.rpc.ports import usable_port
+from nereus_common.rpc.ports import free_port, usable_port
 
 _ORPHAN_GRACE = 5.0
 """Seconds for a service that has lost its registry: it has nobody left to say goodbye to."""
@@ -73,7 +73,7 @@ def _settings(folder: ClusterFolder, config: ClusterConfig, state: ClusterState,
     """What the service was told when it last started; from `config` where it never did."""
     path = config_file(folder, name)
     if state.member(name) is None or not path.is_file():
-        return service_settings(name, config, folder, state.registry, usable_port(state.host, 0, name))
+        return service_settings(name, config, folder, state.registry, free_port())
     earlier = yaml.safe_load(path.read_text())
     return {**earlier, "registry_url": state.registry, "port": _port(state.host, earlier["port"], name)}
 
@@ -89,5 +89,5 @@ def _port(host: str, wanted: int, name: str) -> int:
             return usable_port(host, wanted, name)
         except ResourceExhausted:
             if time.monotonic() > until:
-                return usable_port(host, 0, name)
+                return free_port()
             time.sleep(0.1)

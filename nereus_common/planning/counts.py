@@ -90,7 +90,7 @@ def rank_shape(model: ModelShape, stage: Stage, layout: Layout, pipeline_stage: 
 def _of_boxes(model: ModelShape, boxes: Mapping[TensorName, Region], head: TensorName | None) -> RankShape:
     """`head`: the matrix that predicts, where it is on this pipeline stage: a tied one is also the first stage's."""
     tensors, body, queries, experts = model.tensors(), 0.0, 0.0, 0.0
-    chosen = model.experts.per_token / model.experts.count if model.experts else 1.0
+    chosen = chosen_experts(model)
     for name, region in boxes.items():
         tensor = tensors[name]
         if tensor.home is Home.LAYER and len(tensor.shape) == 2:
@@ -99,6 +99,11 @@ def _of_boxes(model: ModelShape, boxes: Mapping[TensorName, Region], head: Tenso
             experts += 0 if tensor.expert is None else size
             queries += size / model.hidden if name.endswith(QUERIES) else 0
     return RankShape(body, elements(boxes[head]) if head else 0.0, 2 * queries, experts)
+
+
+def chosen_experts(model: ModelShape) -> float:
+    """The share of its experts that a row goes through."""
+    return model.experts.per_token / model.experts.count if model.experts else 1.0
 
 
 def _head_name(model: ModelShape) -> TensorName:

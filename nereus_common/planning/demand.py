@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nereus_common.core.errors import InvalidPlan
-from nereus_common.planning.counts import BACKWARD, PER_MULTIPLY_ADD, weights_read
+from nereus_common.planning.counts import BACKWARD, PER_MULTIPLY_ADD, chosen_experts, weights_read
 from nereus_common.planning.decoding import Segments, segments
 from nereus_common.planning.placements import LINKS, Column, Part, Placements, Ways
 from nereus_common.planning.workload import Workload
@@ -170,7 +170,7 @@ def _bound(placed: Placements, rows: NDArray[np.intp], decoded: Segments) -> tup
     """An iteration reads the weights that it computes with, and what its sequences look back on; it takes the longer of
     that and its products."""
     body, head, pair, experts = (values[rows, None] for values in placed.busiest[:4])
-    weights = weights_read(body + head, experts, placed.chosen, decoded.active) * placed.item[rows, None]
+    weights = weights_read(body + head, experts, chosen_experts(placed.model), decoded.active) * placed.item[rows, None]
     looked_back = decoded.context * placed.position_bytes[rows, None]
     streamed = (weights + looked_back) / placed.stream[rows, None]
     products = decoded.active * (body + head) + decoded.context * pair

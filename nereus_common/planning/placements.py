@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -129,15 +129,9 @@ class Placements:
         heads = np.maximum(1, self.model.kv_heads // self.tp)
         return 2 * heads * self.model.head_dim * self.model.layers * self.kv_item
 
-    @property
-    def chosen(self) -> float:
-        """The share of the experts that a row goes through."""
-        experts = self.model.experts
-        return experts.per_token / experts.count if experts else 1.0
 
-
-def column(values: object) -> Column:
-    return np.array(list(values), np.float64)  # type: ignore[call-overload]
+def column(values: Iterable[float]) -> Column:
+    return np.array(list(values), np.float64)
 
 
 @lru_cache(maxsize=4096)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nereus_common.core.errors import InvalidInput
-from nereus_common.core.ids import ModelStage, Stage
+from nereus_common.core.ids import DeviceId, ModelStage, Stage
 from nereus_common.core.layout import Layout
 from nereus_common.core.plan import Recompute, StagePlan
 from nereus_common.planning.hardware import Link, NodeKind
@@ -122,10 +122,10 @@ def _within_nodes(group: Degrees, used: Degrees, kind: NodeKind) -> NDArray[np.b
     return np.asarray((used <= kind.devices) | (kind.devices % group == 0))
 
 
-def row_plan(placements: Placements, row: int, knobs: StagePlan, devices: tuple[object, ...]) -> StagePlan:
+def row_plan(placements: Placements, row: int, knobs: StagePlan, devices: tuple[DeviceId, ...]) -> StagePlan:
     """The plan of a row, on the first of `devices`."""
     tp, pp, fs, replicas = (
         int(values[row]) for values in (placements.tp, placements.pp, placements.fs, placements.replicas)
     )
     used = devices[: tp * pp * fs * replicas]
-    return replace(knobs, layout=Layout(tp, pp, fs), replicas=replicas, devices=used)  # type: ignore[arg-type]
+    return replace(knobs, layout=Layout(tp, pp, fs), replicas=replicas, devices=used)
