@@ -38,12 +38,23 @@ class Entry:
     staged: int = -1
 
     def apply(self, event: Event, version: int | None = None) -> None:
+        """Raises the loss of a unit whose process was lost meanwhile, whatever the event."""
+        self.check_lives()
         self.unit = step(self.unit, event, epoch=self.spec.epoch, version=version)
 
     def failed(self, event: Event) -> None:
         """Go back after an error; a unit whose process was lost meanwhile stays lost."""
         if self.lost is None:
             self.apply(event)
+
+    def lose(self, lost: ProcessLost) -> None:
+        if self.unit.phase not in (Phase.LOST, Phase.RELEASED):
+            self.apply(Event.LOST)
+        self.lost = lost
+
+    def check_lives(self) -> None:
+        if self.lost is not None:
+            raise self.lost
 
 
 class Units:
@@ -89,10 +100,10 @@ class Units:
             if entry.unit.phase is Phase.PREPARING:
                 try:
                     await entry.host.prepare(timeout)
+                    entry.apply(Event.PREPARED)
                 except BaseException:
                     await self._discard(entry)
                     raise
-                entry.apply(Event.PREPARED)
             return entry.host.pids
 
     async def load(self, unit: UnitId, epoch: int, version: int, timeout: float, checkpoint: str = "") -> None:
@@ -281,8 +292,7 @@ class Units:
 
     def _entry(self, unit: UnitId, epoch: int) -> Entry:
         entry = self._known(unit, epoch)
-        if entry.lost is not None:
-            raise entry.lost
+        entry.check_lives()
         return entry
 
     def _known(self, unit: UnitId, epoch: int) -> Entry:
@@ -296,12 +306,12 @@ class Units:
 
     @asynccontextmanager
     async def _operation(self, entry: Entry) -> AsyncIterator[None]:
-        """One operation on a unit; a lost process is remembered and ends the unit."""
+        """One operation on a unit; a lost process is remembered and ends the unit, and no operation outlives it."""
         async with entry.busy:
-            if entry.lost is not None:
-                raise entry.lost
+            entry.check_lives()
             try:
                 yield
+                entry.check_lives()
             except ProcessLost as lost:
                 self.mark_lost(entry, lost)
                 raise
@@ -315,9 +325,7 @@ class Units:
     def mark_lost(self, entry: Entry, lost: ProcessLost) -> None:
         if entry.lost is None:
             log.error("unit %s lost: %s", entry.spec.unit, lost)
-            entry.lost = lost
-            if entry.unit.phase not in (Phase.LOST, Phase.RELEASED):
-                entry.apply(Event.LOST)
+            entry.lose(lost)
 
 
 def _copies_of(entry: Entry) -> StateCopies:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -146,6 +147,42 @@ async def test_a_loss_that_is_noticed_during_a_call_is_what_the_call_raises(unit
     with pytest.raises(ProcessLost, match="worker r0"):
         await pulling
     assert _phase(units) is Phase.LOST
+
+
+ASKED: dict[str, Callable[[Units], Awaitable[object]]] = {
+    "prepare": lambda units: units.prepare(_spec(), 1.0),
+    "load": lambda units: units.load(UNIT, 4, 0, 1.0),
+    "describe": lambda units: units.describe(UNIT, 4, 1.0),
+    "pull": lambda units: units.pull(UNIT, 4, _order(1)),
+    "verify": lambda units: units.verify(UNIT, 4, 0, "float32", {}, 1.0),
+    "commit": lambda units: units.commit(UNIT, 4, 0, 1.0),
+    "sleep": lambda units: units.sleep(UNIT, 4, 1.0),
+    "offer": lambda units: units.offer(UNIT, 4, 0, 1.0),
+    "digest": lambda units: units.digest(UNIT, 4, 0, 1.0),
+}
+BEFORE = {"prepare": (), "load": ("prepare",), "describe": ("prepare",), "verify": ("prepare", "load")}
+SERVED = ("prepare", "load", "commit")
+
+
+@pytest.mark.parametrize("asked", ASKED)
+async def test_a_call_that_a_process_answered_before_it_was_lost_raises_the_loss(
+    units: Units, host: ScriptedHost, asked: str
+) -> None:
+    """Its answer and the loss may be seen in either order; the caller is told who was lost, not that it may not ask."""
+    for before in BEFORE.get(asked, SERVED):
+        if before != asked:
+            await ASKED[before](units)
+    host.blocked[asked] = asyncio.Event()
+    call = asyncio.ensure_future(ASKED[asked](units))
+    await asyncio.sleep(0)
+    units.note_loss(UNIT, ProcessLost("worker r0 (pid 1) was killed"))
+    host.blocked[asked].set()
+    with pytest.raises(ProcessLost, match="worker r0"):
+        await call
+    if asked == "prepare":
+        assert host.released.is_set() and not units.entries()
+    else:
+        assert _phase(units) is Phase.LOST
 
 
 async def test_release_ends_a_call_that_is_under_way(units: Units, host: ScriptedHost) -> None:
