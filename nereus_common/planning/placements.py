@@ -50,8 +50,8 @@ class Ways(NamedTuple):
 class Placements:
     """`busiest`: the pipeline stage with the most layers; `last`: the one with the head. `peak`, `stream`: operations
     and bytes of memory per second of the slowest rank. `tensor`, `shards`, `unit`, `everyone`: the ways within a tensor
-    group, a pipeline stage, a unit and the model-stage. `item`, `kv_item`: bytes of an element in compute and in the KV
-    cache.
+    group, a pipeline stage, a unit and the model-stage. `item`, `master_item`, `kv_item`: bytes of an element in
+    compute, in the optimizer's masters and in the KV cache.
     """
 
     model: ModelShape
@@ -63,6 +63,7 @@ class Placements:
     microbatch: Column
     recompute: Column
     item: Column
+    master_item: Column
     kv_item: Column
     sequences: Column
     batched: Column
@@ -100,6 +101,7 @@ class Placements:
             column(plan.microbatch_tokens for plan in plans),
             column(plan.recompute is Recompute.FULL for plan in plans),
             column(item_bytes(plan.dtypes.compute) for plan in plans),
+            column(item_bytes(plan.dtypes.master) for plan in plans),
             column(item_bytes(plan.dtypes.kv) for plan in plans),
             column(one.max_sequences for one in limits),
             column(one.max_batched_tokens for one in limits),

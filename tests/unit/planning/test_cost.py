@@ -11,8 +11,9 @@ from nereus_common.core.layout import parse_replicated
 from nereus_common.core.plan import GenerationLimits, Plan, StagePlan
 from nereus_common.core.workflow import rl_workflow
 from nereus_common.planning.calibration import Calibration
-from nereus_common.planning.cost import SYNC, Job, step_cost
+from nereus_common.planning.cost import step_cost
 from nereus_common.planning.hardware import cluster_of
+from nereus_common.planning.job import SYNC, Job
 from nereus_common.planning.workload import Workload
 from nereus_common.state.architecture import ModelShape
 
