@@ -6,7 +6,7 @@ import typer
 
 
 def build() -> typer.Typer:
-    from nereus.cli import cluster, demo, doctor, job, state, transition
+    from nereus.cli import cluster, demo, doctor, job, plan, state, transition
 
     app = typer.Typer(
         help="Nereus: RL post-training of language models.",
@@ -19,6 +19,7 @@ def build() -> typer.Typer:
     app.command()(cluster.status)
     app.command()(doctor.doctor)
     app.command()(demo.demo)
+    app.command()(plan.plan)
     app.add_typer(job.app, name="job")
     app.add_typer(transition.app, name="transition")
     app.add_typer(state.app, name="state")

@@ -24,7 +24,7 @@ from nereus_common.planning.decoding import Segments, segments
 from nereus_common.planning.placements import LINKS, Column, Part, Placements, Ways
 from nereus_common.planning.workload import Workload
 
-CALL_SECONDS = 1e-4
+CALL_SECONDS = 2e-5
 """Nominal, of one layer's launches in one pass."""
 OPTIMIZER_PASSES = 7
 """An update of Adam reads a parameter, its gradient and two moments, and writes all but the gradient."""
