@@ -156,13 +156,42 @@ class TransitionChange(Payload):
 
 
 @dataclass(frozen=True, slots=True)
+class PlanDecision(Payload):
+    """What the job's autopilot decided after `step`. `drifted`: what made it look; `targets`: what it weighed, the
+    fastest first. `taken`: the id of the plan it would take, "" for none; `transition_id`: of the move it asked for."""
+
+    step: int
+    mode: str
+    plan_id: str = ""
+    taken: str = ""
+    transition_id: str = ""
+    urgent: bool = False
+    drifted: Sequence[Mapping[str, Any]] = ()
+    step_seconds: float | None = None
+    task_seconds: Mapping[str, float] = field(default_factory=dict)
+    confidence: float = 0.0
+    horizon: float = 0.0
+    gamma: float = 0.0
+    targets: Sequence[Mapping[str, Any]] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class LogLine(Payload):
     message: str
     level: str = "info"
 
 
 Report: TypeAlias = (
-    StateChange | SyncReport | StepReport | Evaluation | Checkpoint | Restart | TransitionChange | LogLine
+    StateChange
+    | SyncReport
+    | StepReport
+    | Evaluation
+    | Checkpoint
+    | Restart
+    | TransitionChange
+    | PlanDecision
+    | LogLine
 )
 
 KINDS: Mapping[str, type[Report]] = {
@@ -173,6 +202,7 @@ KINDS: Mapping[str, type[Report]] = {
     "checkpoint": Checkpoint,
     "restart": Restart,
     "transition": TransitionChange,
+    "decision": PlanDecision,
     "log": LogLine,
 }
 

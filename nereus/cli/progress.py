@@ -13,6 +13,7 @@ from nereus.events import (
     Evaluation,
     JobEvent,
     LogLine,
+    PlanDecision,
     Restart,
     StateChange,
     StepReport,
@@ -55,6 +56,8 @@ def line(event: JobEvent) -> str | None:
             return f"[yellow]attempt {restart.attempt}[/] goes on {_whence(restart)}{why}"
         case TransitionChange() as change:
             return f"[magenta]transition {escape(change.transition_id)}[/] {_change(change)}"
+        case PlanDecision() as decision:
+            return f"[magenta]decision[/] {_decision(decision)}"
         case LogLine() as log:
             return f"[dim]{log.level}[/] {escape(log.message)}"
         case None:
@@ -94,6 +97,19 @@ def _change(change: TransitionChange) -> str:
     return (
         f"done: plan {change.target_plan_id} [dim]({change.bytes_moved / 1e6:.0f} MB, moved/needed {ratio:.2f}, "
         f"in {change.still_seconds:.2f} s)[/]"
+    )
+
+
+def _decision(decision: PlanDecision) -> str:
+    why = ", ".join(f"{one['signal']} {one['from']:.3g} to {one['to']:.3g}" for one in decision.drifted)
+    now = "cannot go on" if decision.step_seconds is None else f"{decision.step_seconds:.3g} s a step"
+    best = next((one for one in decision.targets if one["plan_id"] == decision.taken), None)
+    if best is None:
+        kept = decision.targets[0]["verdict"] if decision.targets else "no other plan"
+        return f"plan {decision.plan_id} stays, {now} [dim]({why or 'first look'}; {kept})[/]"
+    does = "moves to" if decision.transition_id else "would move to"
+    return (
+        f"{does} plan {decision.taken}: {best['step_seconds']:.3g} s a step for {now} [dim]({why or 'first look'})[/]"
     )
 
 

@@ -16,6 +16,7 @@ from nereus.spec.algorithms import Algorithm, GrpoSpec
 from nereus.spec.data import EnvironmentSpec, Prompts, RewardSpec
 from nereus.spec.moves import MoveSpec, merge_target
 from nereus.spec.options import (
+    AdaptSpec,
     AsyncSpec,
     CheckpointSpec,
     DeadlinesSpec,
@@ -83,6 +84,7 @@ class JobSpec(Section):
     moves: tuple[MoveSpec, ...] = ()
     """Changes of the plan while the job runs, in the order of their steps."""
     transitions: TransitionsSpec = TransitionsSpec()
+    adapt: AdaptSpec = AdaptSpec()
     max_logprob_gap: PositiveFloat | None = None
     """The job stops when the mean |log-prob gap| of a step exceeds this; None: it is only reported."""
     evaluation: EvaluationSpec = EvaluationSpec()
@@ -183,6 +185,14 @@ class JobSpec(Section):
             raise ValueError("max_logprob_gap compares log-probs over all tokens: leave top_p and top_k out, or it")
         if self.algorithm.kl.beta and self.algorithm.kl.placement == "reward":
             raise ValueError("with top_p or top_k a KL penalty in the reward is biased: use kl.placement: loss")
+        return self
+
+    @model_validator(mode="after")
+    def _pins_are_known(self) -> Self:
+        known = [str(name) for name in self.model_stages]
+        for name in self.adapt.pin:
+            if name not in known:
+                raise ValueError(f"adapt.pin names {name}, which this job lacks: it has {', '.join(known)}")
         return self
 
     @model_validator(mode="after")

@@ -90,6 +90,24 @@ class TransitionsSpec(Section):
     in_flight: InFlight = "finish"
 
 
+class AdaptSpec(Section):
+    """Whether the job changes its plan by itself (docs/planning.md).
+
+    `off`; `dry-run`: steps are measured and decisions told, but nothing is moved; `auto`: they are carried out. A move
+    is taken where it repays within `gamma` of the steps for which it will be of use. A plan whose step is by no more
+    than the share `near` longer than the best one's is considered too, because its move may be cheaper.
+    `length_change`, `efficiency_change`: relative changes of the mean sequence length and of what the hardware achieves
+    from which on another plan is looked for. `pin`: model-stages that keep their layout and replicas.
+    """
+
+    mode: Literal["off", "dry-run", "auto"] = "off"
+    gamma: Fraction = 0.5
+    near: NonNegativeFloat = 0.05
+    length_change: PositiveFloat | None = None
+    efficiency_change: PositiveFloat | None = None
+    pin: tuple[str, ...] = ()
+
+
 class CheckpointSpec(Section):
     """A checkpoint after every `every` steps (0: none) and after the last; the newest `keep` stay.
 

@@ -59,6 +59,13 @@ class Calibration:
     def efficiency(self, name: str) -> float:
         return 1 / self._factor(name)
 
+    def factor(self, name: str) -> tuple[float, float]:
+        """Seconds for a nominal second, and one standard deviation of that."""
+        if name not in self.classes:
+            return PRIOR_FACTOR, PRIOR_SPREAD
+        place = self.classes.index(name)
+        return float(self.factors[place]), math.sqrt(max(float(self.covariance[place, place]), 0.0))
+
     def predict(self, nominal: Nominal) -> Prediction:
         _check(nominal)
         known = self._with(nominal)

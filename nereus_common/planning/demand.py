@@ -4,6 +4,7 @@ done last. For many placements at once: every result is a column over their rows
     gemm, attention     floating-point operations; by stage, because the stages compute with other kernels
     memory              bytes through a device's own memory, where those and not operations are the limit
     call                launches: what a pass costs however few rows it has
+    begin               what a task, an update or a weight sync costs however few passes it has
     all_reduce, all_gather, reduce_scatter, p2p, pull     bytes over a link, by the link's kind
 
 CPU devices of a node share its cores, so that what they do at once takes as long as one after the other.
@@ -26,6 +27,8 @@ from nereus_common.planning.workload import Workload
 
 CALL_SECONDS = 2e-5
 """Nominal, of one layer's launches in one pass."""
+BEGIN_SECONDS = 1e-3
+"""Nominal: calls to services and processes, and packing what they are given."""
 OPTIMIZER_PASSES = 7
 """An update of Adam reads a parameter, its gradient and two moments, and writes all but the gradient."""
 WIDE = 4
@@ -40,6 +43,7 @@ Demand = Mapping[str, Column]
 def inference(placements: Placements, workload: Workload) -> Demand:
     """Scoring the step's sequences: a forward pass over each unit's share."""
     ask = _Ask(placements)
+    ask.begin(1)
     ask.passes(workload, 1, forward=np.ones_like(placements.tp), backward=0)
     ask.gather(1)
     return ask.demand
@@ -48,6 +52,7 @@ def inference(placements: Placements, workload: Workload) -> Demand:
 def training(placements: Placements, workload: Workload) -> Demand:
     """All updates of the step: forward and backward over each rank's share, reduction of the gradients, optimizer."""
     ask, updates = _Ask(placements), workload.minibatches * workload.epochs
+    ask.begin(updates)
     ask.passes(workload, updates, forward=1 + placements.recompute, backward=1)
     ask.gather(updates)
     fs, replicas = placements.fs, placements.replicas
@@ -67,6 +72,7 @@ def generation(placements: Placements, workload: Workload) -> Demand:
     rows, pairs = groups * workload.prompt, groups * workload.prompt * (workload.prompt + 1) / 2
     ask.add("gemm", PER_MULTIPLY_ADD * part.body * rows / placements.peak)
     ask.add("attention", PER_MULTIPLY_ADD * part.pair * pairs / placements.peak)
+    ask.begin(1)
     decoded = _decoded(placements, workload, groups)
     ask.add("memory", decoded.waiting)
     ask.add("gemm", decoded.computing)
@@ -77,17 +83,19 @@ def generation(placements: Placements, workload: Workload) -> Demand:
 
 def pull(placements: Placements, lacking: Column) -> Demand:
     """The weight sync of receiving ranks that lack so many bytes, which they read again to compare them."""
-    ask = _Ask(placements)
+    ask = _Ask(placements, of="sync")
+    ask.begin(1)
     ask.send("pull", lacking, placements.everyone)
     ask.add("memory", lacking / placements.stream)
     return ask.demand
 
 
 class _Ask:
-    """Gathers the classes."""
+    """Gathers the classes. `of`: whose those are that are no links', by default the stage's."""
 
-    def __init__(self, placements: Placements) -> None:
+    def __init__(self, placements: Placements, of: str = "") -> None:
         self._placements = placements
+        self._of = of or str(placements.name.stage)
         self.demand: dict[str, Column] = {}
 
     def passes(self, workload: Workload, updates: int, *, forward: Column, backward: int) -> None:
@@ -117,6 +125,9 @@ class _Ask:
         hidden = rows * updates * (1 + backward) * placed.model.hidden * placed.item
         self.send("p2p", np.where(placed.pp > 1, hidden, 0.0), placed.unit)
 
+    def begin(self, times: int) -> None:
+        self.add("begin", np.full_like(self._placements.tp, times * BEGIN_SECONDS))
+
     def gather(self, updates: int) -> None:
         """Parameters over fs, in the dtype that is computed with."""
         placed = self._placements
@@ -135,7 +146,7 @@ class _Ask:
             self._sum(f"{operation}.{link}", np.where(ways.kind == kind, size / ways.rate, 0.0))
 
     def add(self, name: str, seconds: Column) -> None:
-        self._sum(f"{self._placements.name.stage}.{name}", seconds)
+        self._sum(f"{self._of}.{name}", seconds)
 
     def _sum(self, name: str, seconds: Column) -> None:
         if seconds.any():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -67,6 +67,11 @@ class StageOptions:
         rows = [np.stack([placed.tp, placed.pp, placed.fs, placed.replicas], axis=1) for placed, _ in self.variants]
         other = (np.concatenate(rows) != degrees).any(axis=1)
         return replace(self, memory=np.where(other | (self.used > devices), np.inf, self.memory))
+
+    def within(self, widths: Collection[int]) -> StageOptions:
+        """Rows of another tensor-parallel degree fit nowhere."""
+        other = ~np.isin(np.concatenate([placed.tp for placed, _ in self.variants]), list(widths))
+        return replace(self, memory=np.where(other, np.inf, self.memory))
 
     def pick(self, row: int) -> Pick:
         for placements, knobs in self.variants:

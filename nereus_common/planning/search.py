@@ -54,7 +54,8 @@ class Question:
 
     `knobs`: for each model-stage what may be chosen beside layout and devices; only one for what may not. `usable`: the
     devices of the cluster that may be used, by default all. `pinned`: model-stages that keep their layout and replicas.
-    `present`: the plan in force, whose devices are kept where nothing is lost by it.
+    `present`: the plan in force, whose devices are kept where nothing is lost by it. `widths`: of model-stages whose
+    engines run no others, the tensor-parallel degrees.
     """
 
     job: Job
@@ -65,6 +66,7 @@ class Question:
     usable: frozenset[DeviceId] | None = None
     pinned: Mapping[ModelStage, StagePlan] = field(default_factory=dict)
     present: Plan | None = None
+    widths: Mapping[ModelStage, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,8 @@ class _Search:
         base = space(question.job.shapes[name], name, pool.pool, first, wanted)
         variants = [(base, first), *((with_knobs(base, other), other) for other in others)]
         found = StageOptions.of(question.job, name, variants, self._moments, question.calibration)
+        if name in question.widths:
+            found = found.within(question.widths[name])
         return found if pin is None else found.only(pin.layout, pin.replicas, pool.size)
 
     def _options_by_set(self) -> Mapping[int, Sequence[int]]:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from nereus.spec import JobSpec
 from nereus.spec.moves import merge_target
+from nereus.v1 import transitions_pb2
 from nereus_common.core.errors import NereusError, NotFound, Unavailable
-from nereus_common.core.ids import JobId, Stage
+from nereus_common.core.ids import JobId, Stage, TransitionId
 from nereus_common.core.plan import Plan
 from nereus_common.core.workflow import ACTOR_GENERATION
 from nereus_common.engines.tokenizer import ChatTokenizer
@@ -22,8 +23,10 @@ from nereus_common.rl.prompts import OrderedPrompts
 from nereus_common.state.architecture import ModelShape
 
 from .attempts import Start
+from .autopilot import Autopilot, Hands
 from .checkpoints import Checkpointer, Described
 from .coordinator import Coordinator
+from .generation import GenerationPool
 from .journal import JobJournal
 from .leaving import Leaving
 from .loop import RlLoop, Stages
@@ -104,8 +107,12 @@ class Attempt:
         spec, desk = self._spec, TransitionDesk(self._around)
         sampler = build_sampler(spec, placed, around)
 
+        autopilot = await self._autopilot(desk, sampler.pool)
+
         def took(placed: PlacedJob, epoch: int, plan: Plan) -> Stages:
             self._epoch, self._plan = epoch, plan
+            if autopilot is not None:
+                autopilot.took(plan)
             checkpointer.move(*self._described(plan, placed, checkpointer.shapes))
             sampler.pool.replace(placed[ACTOR_GENERATION])
             return build_stages(spec, placed, sampler, around.prompts)
@@ -126,11 +133,46 @@ class Attempt:
         )
         leaving = Leaving(sampler.pool, spec.transitions.in_flight, spec.deadlines.generate, self._journal.emit)
         replanning = Replanning(
-            mover, self._planned, ask, leaving, settle=checkpointer.close, took=took, retake=self._retake
+            mover,
+            self._planned,
+            ask,
+            leaving,
+            settle=checkpointer.close,
+            took=took,
+            retake=self._retake,
+            autopilot=autopilot,
         )
         parts = build_parts(spec, placed, sampler, around, replanning)
         async with mover.open():
-            await RlLoop(spec, parts).run(self._start.progress)
+            try:
+                await RlLoop(spec, parts).run(self._start.progress)
+            finally:
+                if autopilot is not None:
+                    await autopilot.close()
+
+    async def _autopilot(self, desk: TransitionDesk, pool: GenerationPool) -> Autopilot | None:
+        """None where the job is not to adapt."""
+        spec, job = self._spec, self._job
+        if spec.adapt.mode == "off":
+            return None
+        assert self._plan is not None
+        shapes = {name: await _shape(spec, name.model) for name in spec.model_stages}
+
+        async def apply(target: Plan) -> str:
+            return (await desk.apply(job, target)).id
+
+        async def show(target: Plan) -> transitions_pb2.Transition:
+            return await desk.show(job, target)
+
+        async def undone(transition: str) -> tuple[bool, str]:
+            record = await desk.get(job, TransitionId(transition))
+            return record.state.ended and not record.state.committed, record.error_message
+
+        around, folder = self._around, self._around.folder(job)
+        hands = Hands(show, apply, undone)
+        return Autopilot(
+            job, spec, self._plan, shapes, around.registry, hands, self._journal.emit, folder, lambda: pool.busy_seconds
+        )
 
     async def _place(self, plan: Plan) -> PlacedJob:
         self._epoch = await self._next_epoch()

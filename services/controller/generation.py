@@ -7,6 +7,7 @@ has, on a unit of the stage that takes its place, and so does what was about to 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -94,6 +95,7 @@ class GenerationPool:
         self._requests = 0
         self._growing: Counter[str] = Counter()
         """Responses in flight by unit."""
+        self._busy, self._busy_since = 0.0, 0.0
         self._drains = 0
         self._going: dict[str, InFlight] = {}
         """Units that are to go, and how."""
@@ -103,6 +105,20 @@ class GenerationPool:
     @property
     def units(self) -> Sequence[PlacedUnit]:
         return self._stage.units
+
+    @property
+    def busy_seconds(self) -> float:
+        """Since it was made, seconds in which anything was in flight."""
+        return self._busy + (time.monotonic() - self._busy_since if self._growing.total() else 0.0)
+
+    def _grow(self, unit: PlacedUnit, by: int) -> None:
+        """So many more responses are in flight on `unit`."""
+        before = self._growing.total()
+        self._growing[unit.id] += by
+        if not before:
+            self._busy_since = time.monotonic()
+        elif not self._growing.total():
+            self._busy += time.monotonic() - self._busy_since
 
     def room(self, samples: int) -> int:
         """How many groups a unit has in flight at most: as many as its sequence slots hold, and one more waiting."""
@@ -215,7 +231,7 @@ class GenerationPool:
             response_token_ids=growing[0].token_ids,
         )
         begun, drains = False, self._drains
-        self._growing[unit.id] += len(growing)
+        self._grow(unit, len(growing))
         try:
             with calling("Generate", unit.service):
                 async for piece in GenerationServiceStub(unit.channel).Generate(request, timeout=self._timeout):
@@ -226,7 +242,7 @@ class GenerationPool:
             if begun or not (gone or self._drains > drains):
                 raise  # else it came too late, to a unit that was to go
         finally:
-            self._growing[unit.id] -= len(growing)
+            self._grow(unit, -len(growing))
 
     async def spread(self, work: Sequence[OnUnit], samples: int) -> None:
         """Run every piece of work on some unit, no more at once than fit; what is requeued is run again.

@@ -57,6 +57,9 @@ class Boundaries(Protocol):
         """After the last update of a step and before its weight sync, which a change of plan replaces; None: nothing
         was changed. Rollouts in flight go on, here or on the units that take the place of theirs."""
 
+    async def after_step(self, data: StepData, synced: Mapping[str, Synced]) -> None:
+        """A step is done and told."""
+
 
 @dataclass(frozen=True, slots=True)
 class Parts:
@@ -114,6 +117,7 @@ class RlLoop:
                 synced = await self._sync(source, progress.step + 1)
         await asyncio.to_thread(self._keep, data)
         await self._parts.emit("step", step_event(data, synced))
+        await self._parts.boundaries.after_step(data, synced)
         self._check_gap(data.step, data.updated["actor"])
         return Progress(progress.step + 1, rollouts.next_position)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from nereus_common.core.errors import Unavailable
@@ -10,10 +10,13 @@ from nereus_common.core.plan import Plan
 from nereus_common.registry import TransitionRecord
 from nereus_common.rpc.together import together
 
+from .autopilot import Autopilot
 from .leaving import Leaving
 from .loop import Replanned, Stages
 from .moves import Moved, Mover
 from .placed import PlacedJob
+from .step import StepData
+from .synced import Synced
 
 Settle = Callable[[], Coroutine[Any, Any, None]]
 Ask = Callable[[Plan, int], Awaitable[object]]
@@ -38,6 +41,7 @@ class Replanning:
         settle: Settle,
         took: Callable[[PlacedJob, int, Plan], Stages],
         retake: Callable[[Unavailable], Awaitable[tuple[PlacedJob, int, Plan] | None]],
+        autopilot: Autopilot | None = None,
     ) -> None:
         self._mover = mover
         self._planned = planned
@@ -46,6 +50,8 @@ class Replanning:
         self._settle = settle
         self._took = took
         self._retake = retake
+        self._autopilot = autopilot
+        self._changed = False
 
     async def before_step(self, step: int) -> None:
         """A hand-written move that is due after this step is prepared while the step runs."""
@@ -66,7 +72,12 @@ class Replanning:
             replanned = None if found is None else Replanned(self._took(*found), {})
         if replanned is None:
             await self._leaving.stay()
+        self._changed = replanned is not None
         return replanned
+
+    async def after_step(self, data: StepData, synced: Mapping[str, Synced]) -> None:
+        if self._autopilot is not None:
+            await self._autopilot.after_step(data, synced, changed=self._changed)
 
     def _replanned(self, moved: Moved) -> Replanned:
         stages = self._took(moved.placed, moved.epoch, moved.record.target)

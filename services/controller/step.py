@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -53,6 +54,8 @@ class StepData:
     flat: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     updated: dict[str, Updated] = field(default_factory=dict)
     watch: Stopwatch = field(default_factory=Stopwatch)
+    task_seconds: dict[str, float] = field(default_factory=dict)
+    """Of tasks that a model computes, without the wait for a device that another one holds."""
 
     @classmethod
     def of(cls, step: int, rollouts: StepRollouts, watch: Stopwatch) -> StepData:
@@ -101,7 +104,10 @@ class StepRunner:
         async with self._alone(task.stage):
             critics = task.work is Work.UPDATE and task.stage is not None and task.stage.model != "actor"
             with data.watch.phase("critic_training" if critics else PHASES[task.work]):
+                started = time.monotonic()
                 await self._works[task.work](task, data)
+                if task.stage is not None:
+                    data.task_seconds[task.name] = time.monotonic() - started
 
     @asynccontextmanager
     async def _alone(self, stage: ModelStage | None) -> AsyncIterator[None]:

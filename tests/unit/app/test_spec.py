@@ -55,6 +55,9 @@ def test_json_gives_the_same_job_back() -> None:
         ({"rewards": []}, "job", "rewards is empty"),
         ({"environment": {"name": "x", "option": {}}}, "environment.option", "did you mean options?"),
         ({"asynchronous": {"stalenes": 1}}, "asynchronous.stalenes", "did you mean staleness?"),
+        ({"adapt": {"mode": "approve"}}, "adapt.mode", "'off', 'dry-run' or 'auto'"),
+        ({"adapt": {"gamma": 1.5}}, "adapt.gamma", "less than or equal to 1"),
+        ({"adapt": {"pin": ["actor/inference"]}}, "job", "adapt.pin names actor/inference, which this job lacks"),
         ({"transitions": {"in_fligth": "finish"}}, "transitions.in_fligth", "did you mean in_flight?"),
         ({"transitions": {"in_flight": "keep"}}, "transitions.in_flight", "'finish', 'resume' or 'requeue'"),
         (

@@ -14,7 +14,16 @@ from nereus_common.core.ids import ModelStage
 from nereus_common.core.layout import parse_replicated
 from nereus_common.core.plan import GenerationLimits, Recompute, StagePlan
 from nereus_common.planning.counts import rank_shape, weights_read
-from nereus_common.planning.demand import CALL_SECONDS, OPTIMIZER_PASSES, Demand, generation, inference, pull, training
+from nereus_common.planning.demand import (
+    BEGIN_SECONDS,
+    CALL_SECONDS,
+    OPTIMIZER_PASSES,
+    Demand,
+    generation,
+    inference,
+    pull,
+    training,
+)
 from nereus_common.planning.hardware import Cluster, NodeKind, Processor
 from nereus_common.planning.placements import Placements
 from nereus_common.planning.workload import Workload
@@ -60,7 +69,7 @@ def test_one_rank_computes_streams_and_sends_nothing() -> None:
     assert found["training.attention"] == pytest.approx(3 * 3 * forward.attention / PEAK)
     assert found["training.memory"] == pytest.approx(6 * PARAMETERS * 4 * OPTIMIZER_PASSES / STREAM)
     assert found["training.call"] == pytest.approx(6 * 4 * 3 * CALL_SECONDS)
-    assert found.keys() == {f"training.{name}" for name in ("gemm", "attention", "memory", "call")}
+    assert found.keys() == {f"training.{name}" for name in ("gemm", "attention", "memory", "call", "begin")}
 
 
 def test_recomputation_costs_a_forward_pass_of_the_layers() -> None:
@@ -165,7 +174,11 @@ def test_experts_that_no_row_is_sent_to_are_not_read() -> None:
 
 def test_a_sync_is_bound_by_what_is_lacking() -> None:
     found = pull(site("actor/generation", "tp1.pp1.fs1 x2", CORES, generation=LIMITS), np.array([0.0, 1e6]))
-    assert second(found) == {"pull.node": 1e6 / INSIDE, "generation.memory": 1e6 / (STREAM / 2)}
+    assert second(found) == {
+        "pull.node": 1e6 / INSIDE,
+        "sync.memory": 1e6 / (STREAM / 2),
+        "sync.begin": BEGIN_SECONDS,
+    }
 
 
 def test_generation_in_a_pipeline_is_refused() -> None:
