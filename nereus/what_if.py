@@ -20,7 +20,8 @@ from nereus_common.core.plan import GenerationLimits, Plan, Recompute, StagePlan
 from nereus_common.planning.hardware import Cluster
 from nereus_common.planning.job import Job
 from nereus_common.planning.memory import Footprint, footprint
-from nereus_common.planning.search import Question, Searched, search
+from nereus_common.planning.question import Question, Searched
+from nereus_common.planning.search import search
 from nereus_common.planning.workload import Workload
 from nereus_common.state.architecture import ModelShape
 

@@ -17,7 +17,7 @@ from nereus.spec_file import load_spec
 from nereus.what_if import PROMPT_TOKENS, Asked, Lengths, ask, worst_rank
 from nereus_common.core.plan import plan_to_dict
 from nereus_common.planning.hardware import GB
-from nereus_common.planning.search import Found, Searched
+from nereus_common.planning.question import Found, Searched
 
 DEFAULT_TOP = 3
 

@@ -30,7 +30,8 @@ from nereus_common.planning.drift import (
 from nereus_common.planning.hardware import Cluster
 from nereus_common.planning.job import BASELINE, Job
 from nereus_common.planning.memory import device_bytes
-from nereus_common.planning.search import Found, Question, search
+from nereus_common.planning.question import Found, Question
+from nereus_common.planning.search import search
 from nereus_common.planning.workload import Workload
 
 SETTLING = 2
@@ -58,7 +59,7 @@ class Measured:
 @dataclass(frozen=True, slots=True)
 class Pilot:
     """`steps`: how many were measured under the plan in force. `cost`: the last step as it was predicted before it was
-    measured. `widths`: see `search.Question`."""
+    measured. `widths`: see `Question`."""
 
     job: Job
     plan: Plan

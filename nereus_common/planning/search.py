@@ -14,26 +14,24 @@ of one pool, and within a node or on whole ones.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nereus_common.core.errors import ResourceExhausted
-from nereus_common.core.ids import DeviceId, ModelStage, Stage
-from nereus_common.core.plan import Plan, StagePlan
+from nereus_common.core.ids import ModelStage, Stage
+from nereus_common.planning.arrangement import Arrangement, Group, Picked
 from nereus_common.planning.bounds import Bounds
-from nereus_common.planning.calibration import Calibration
-from nereus_common.planning.cost import StepCost, step_cost
+from nereus_common.planning.cost import step_cost
 from nereus_common.planning.frontier import undominated
-from nereus_common.planning.groups import GroupOptions, PoolOptions
-from nereus_common.planning.hardware import Cluster
-from nereus_common.planning.job import Job
+from nereus_common.planning.groups import PoolOptions
 from nereus_common.planning.moments import Matrix, Moments
 from nereus_common.planning.options import Indices, StageOptions
-from nereus_common.planning.pools import Block, Devices, NodePool, node_pools, settle
-from nereus_common.planning.space import levels, row_layout, space, with_knobs
+from nereus_common.planning.pools import NodePool, node_pools
+from nereus_common.planning.question import Found, Question, Searched
+from nereus_common.planning.space import levels, space, with_knobs
 
 CPU = "cpu"
 SPARE = 8
@@ -45,42 +43,6 @@ EXACT_DEVICES, FINE = 64, 0.01
 NEAR = 0.25
 """How much slower than the best a plan may be that is shown beside it."""
 ROUNDING = 1e-9
-ORDER = {stage: number for number, stage in enumerate(Stage)}
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What a plan is sought for.
-
-    `knobs`: for each model-stage what may be chosen beside layout and devices; only one for what may not. `usable`: the
-    devices of the cluster that may be used, by default all. `pinned`: model-stages that keep their layout and replicas.
-    `present`: the plan in force, whose devices are kept where nothing is lost by it. `widths`: of model-stages whose
-    engines run no others, the tensor-parallel degrees.
-    """
-
-    job: Job
-    cluster: Cluster
-    knobs: Mapping[ModelStage, tuple[StagePlan, ...]]
-    calibration: Calibration = field(default_factory=Calibration)
-    staleness: int | None = None
-    usable: frozenset[DeviceId] | None = None
-    pinned: Mapping[ModelStage, StagePlan] = field(default_factory=dict)
-    present: Plan | None = None
-    widths: Mapping[ModelStage, tuple[int, ...]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    plan: Plan
-    cost: StepCost
-
-
-@dataclass(frozen=True, slots=True)
-class Searched:
-    """The best plans, best first. `space`: how many placements of single model-stages were priced."""
-
-    found: tuple[Found, ...]
-    space: int
 
 
 def search(question: Question, top: int = 1) -> Searched:
@@ -89,15 +51,6 @@ def search(question: Question, top: int = 1) -> Searched:
     ResourceExhausted where none fits: it names the model-stage that fits on no number of devices, if there is one.
     """
     return _Search(question).run(top)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Group:
-    """Options of a set of model-stages on the devices of `pool`."""
-
-    members: tuple[int, ...]
-    pool: int
-    options: GroupOptions
 
 
 class _States(NamedTuple):
@@ -132,7 +85,7 @@ class _Search:
             for pool, counts in zip(self._pools, self._levels, strict=True)
         ]
         self._bounds = Bounds(self._moments, self._levels, self._fastest())
-        self._groups: list[_Group] = []
+        self._groups: list[Group] = []
 
     def run(self, top: int) -> Searched:
         """Coarse searches first: the best that each finds bounds the next one."""
@@ -166,7 +119,7 @@ class _Search:
             states[chosen] = reached.at(undominated(costs, self._bounds.slack))
         final = self._extended(everything, states, by_set)
         states[everything] = final.at(np.argsort(self._moments.total(final.seconds), kind="stable")[: SPARE + top])
-        found = [self._plan(states, everything, row) for row in range(len(states[everything].used))]
+        found = [self._found(states, everything, row) for row in range(len(states[everything].used))]
         return sorted((one for one in found if one is not None), key=lambda one: one.cost.seconds)
 
     def _options(self, name: ModelStage, pool: NodePool, counts: Sequence[int]) -> StageOptions:
@@ -188,7 +141,7 @@ class _Search:
             for chosen in range(1, 1 << len(self._names)):
                 members = _members(chosen)
                 if self._may_share(members):
-                    self._groups.append(_Group(members, pool, options.group(members)))
+                    self._groups.append(Group(members, pool, options.group(members)))
                     found.setdefault(chosen, []).append(len(self._groups) - 1)
         return found
 
@@ -225,21 +178,14 @@ class _Search:
         seconds = self._moments.join(states.seconds[before], group.options.seconds[option])
         return _States(used[fits], seconds, np.stack([np.full_like(before, number), option, before], axis=1))
 
-    def _plan(self, states: Mapping[int, _States], chosen: int, row: int) -> Found | None:
-        """None where the groups of a state cannot be told apart by nodes."""
-        picked = self._picked(states, chosen, row)
-        devices = self._devices(picked)
-        if devices is None:
-            return None
-        stages: dict[ModelStage, StagePlan] = {}
-        for (group, option), block in zip(picked, devices, strict=True):
-            for member, choice in zip(group.members, group.options.rows[option], strict=True):
-                stages[self._names[member]] = self._stage_plan(group.pool, member, choice, block)
-        plan = Plan(tuple(stages.items()), self._shared(picked), self._question.staleness)
+    def _found(self, states: Mapping[int, _States], chosen: int, row: int) -> Found | None:
         question = self._question
+        plan = Arrangement(question, self._names, self._pools, self._stages).plan(self._picked(states, chosen, row))
+        if plan is None:
+            return None
         return Found(plan, step_cost(question.job, plan, question.cluster, question.calibration))
 
-    def _picked(self, states: Mapping[int, _States], chosen: int, row: int) -> list[tuple[_Group, int]]:
+    def _picked(self, states: Mapping[int, _States], chosen: int, row: int) -> list[Picked]:
         picked = []
         while chosen:
             number, option, before = states[chosen].trail[row]
@@ -248,44 +194,6 @@ class _Search:
             chosen ^= sum(1 << member for member in group.members)
             row = before
         return picked
-
-    def _devices(self, picked: Sequence[tuple[_Group, int]]) -> list[Devices] | None:
-        found: dict[int, Devices] = {}
-        for number, pool in enumerate(self._pools):
-            here = [place for place, (group, _) in enumerate(picked) if group.pool == number]
-            blocks = [self._block(*picked[place]) for place in here]
-            settled = settle(pool.nodes, blocks)
-            if settled is None:
-                return None
-            found |= zip(here, settled, strict=True)
-        return [found[place] for place in range(len(picked))]
-
-    def _block(self, group: _Group, option: int) -> Block:
-        present = self._question.present
-        names = [self._names[member] for member in group.members]
-        now = {device for name in names if present and name in present for device in present[name].devices}
-        return Block(int(group.options.used[option]), frozenset(now))
-
-    def _stage_plan(self, pool: int, member: int, choice: int, block: Devices) -> StagePlan:
-        """On the first devices of its block, or, as it is now, on those that it has."""
-        name, question = self._names[member], self._question
-        placements, row, knobs = self._stages[pool][member].pick(choice)
-        layout, replicas = row_layout(placements, row)
-        pin = question.pinned.get(name)
-        layout = layout if pin is None else pin.layout
-        now = question.present[name] if question.present and name in question.present else None
-        stays = now is not None and (now.layout, now.replicas) == (layout, replicas) and set(now.devices) <= set(block)
-        devices = now.devices if now is not None and stays else block[: layout.ranks * replicas]
-        return replace(knobs, layout=layout, replicas=replicas, devices=devices)
-
-    def _shared(self, picked: Sequence[tuple[_Group, int]]) -> tuple[tuple[ModelStage, ...], ...]:
-        """Model-stages that share devices, in the order of their phases."""
-        groups = [[self._names[member] for member in group.members] for group, _ in picked]
-        return tuple(
-            tuple(sorted(group, key=lambda name: (ORDER[name.stage], name.model)))
-            for group in sorted(groups)
-            if len(group) > 1
-        )
 
     def _refusal(self) -> ResourceExhausted:
         most = max((pool.budget for pool in self._pools), default=0.0)

@@ -30,8 +30,8 @@ from nereus_common.planning.drift import DEFAULT_THRESHOLDS, EFFICIENCY, LENGTH
 from nereus_common.planning.hardware import Cluster
 from nereus_common.planning.job import SYNC, Job
 from nereus_common.planning.pilot import Measured, Pilot, after_step, looked, moved, predicted, targets
+from nereus_common.planning.question import Found
 from nereus_common.planning.registered import cluster_from
-from nereus_common.planning.search import Found
 from nereus_common.planning.workload import Workload
 from nereus_common.registry import Registry
 from nereus_common.rl.rollouts import RolloutBatch
@@ -107,16 +107,19 @@ class Autopilot:
     async def after_step(self, data: StepData, synced: Mapping[str, Synced], *, changed: bool) -> None:
         """Learn from a step, and begin to think where something has drifted. `changed`: its weight sync was replaced by
         a change of plan."""
+        if not data.rollouts.batch.sequences:
+            return
         try:
             await self._learn(data, synced, changed=changed)
+            if self._asked is not None:
+                await self._follow(*self._asked)
         except (NereusError, OSError) as error:
             await self._tell(f"the step was not learned from: {error}")
             return
-        if self._asked is not None:
-            await self._follow(*self._asked)
         thinks = self._thinking is not None and not self._thinking.done()
         if self._pilot.is_due and self._asked is None and not thinks and not changed:
             self._thinking = asyncio.create_task(self._think(data.step), name=f"{self._job}: replan")
+            self._thinking.add_done_callback(_note_fault)
 
     async def _follow(self, plan: Plan, transition: str) -> None:
         """A move that was undone is not asked for again."""
@@ -212,6 +215,12 @@ class Autopilot:
     def _write(self, line: Mapping[str, Any]) -> None:
         with self._ledger.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
+
+
+def _note_fault(thought: asyncio.Task[None]) -> None:
+    """A fault of ours: the job goes on without this thought."""
+    if not thought.cancelled() and (fault := thought.exception()) is not None:
+        log.error("%s failed", thought.get_name(), exc_info=fault)
 
 
 def _sync_seconds(pilot: Pilot) -> float:

@@ -20,7 +20,8 @@ from nereus_common.planning.job import Job, sync_demand, task_demand
 from nereus_common.planning.memory import device_bytes, footprint
 from nereus_common.planning.placements import Placements
 from nereus_common.planning.pools import HEADROOM
-from nereus_common.planning.search import NEAR, Question, search
+from nereus_common.planning.question import Question
+from nereus_common.planning.search import NEAR, search
 from nereus_common.planning.space import Pool, row_plan, space
 from nereus_common.planning.step_time import place_of, step_time
 from nereus_common.planning.workload import Workload
