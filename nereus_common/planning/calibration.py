@@ -31,6 +31,8 @@ NOISE = 0.05
 """Relative standard deviation of a measured phase around what the classes can explain."""
 MEMORY = 0.98
 """What a measurement counts for, relative to the one after it."""
+FIRST = 3
+"""Phases of a class that may throw over what was thought of it."""
 LEAST_FACTOR = 1e-3
 """Factors are positive, and below one only where a nominal peak is stated too low, as that of a CPU may be."""
 
@@ -50,11 +52,13 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calibration:
-    """A value; `after` gives the next one. `factors` and `covariance` by place in `classes`."""
+    """A value; `after` gives the next one. By place in `classes`: `factors`, `covariance`, and in how many phases each
+    was `seen`."""
 
     classes: tuple[str, ...] = ()
     factors: Matrix = field(default_factory=lambda: np.zeros(0))
     covariance: Matrix = field(default_factory=lambda: np.zeros((0, 0)))
+    seen: Matrix = field(default_factory=lambda: np.zeros(0))
 
     def efficiency(self, name: str) -> float:
         return 1 / self._factor(name)
@@ -88,11 +92,21 @@ class Calibration:
         row = known._row(nominal) / seconds
         if not row.any():
             return known
-        spread = known.covariance / MEMORY
+        spread = known._open_minded(row) / MEMORY
         gain = spread @ row / (row @ spread @ row + NOISE**2)
         factors = np.maximum(known.factors + gain * (1 - row @ known.factors), LEAST_FACTOR)
         covariance = spread - np.outer(gain, row @ spread)
-        return Calibration(known.classes, factors, _bounded((covariance + covariance.T) / 2))
+        symmetric = _bounded((covariance + covariance.T) / 2, factors)
+        return Calibration(known.classes, factors, symmetric, known.seen + (row > 0))
+
+    def _open_minded(self, row: Matrix) -> Matrix:
+        """The covariance before a phase. The first phases of a class say where it lies at all, and may contradict the
+        prior by orders of magnitude, where later ones that are far off are more likely to have been disturbed."""
+        if self.seen[row > 0].min() >= FIRST:
+            return self.covariance
+        unsure, wrong = float(row @ self.covariance @ row), float(1 - row @ self.factors)
+        wider: Matrix = self.covariance * max(1.0, wrong**2 / max(unsure, NOISE**2))
+        return wider
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -100,6 +114,7 @@ class Calibration:
             "classes": list(self.classes),
             "factors": self.factors.tolist(),
             "covariance": self.covariance.tolist(),
+            "seen": self.seen.tolist(),
         }
 
     @classmethod
@@ -107,9 +122,11 @@ class Calibration:
         """InvalidInput for what `to_dict` cannot have written."""
         size = len(data["classes"])
         factors, covariance = np.array(data["factors"], float), np.array(data["covariance"], float).reshape(size, size)
-        if factors.shape != (size,) or not (np.isfinite(factors).all() and np.isfinite(covariance).all()):
+        seen = np.array(data["seen"], float)
+        numbers = np.concatenate([factors, seen, covariance.ravel()])
+        if not factors.shape == seen.shape == (size,) or not np.isfinite(numbers).all():
             raise InvalidInput("this is no calibration", remedy="delete it: a job starts without", field="factors")
-        return cls(tuple(data["classes"]), factors, covariance)
+        return cls(tuple(data["classes"]), factors, covariance, seen)
 
     def _factor(self, name: str) -> float:
         return float(self.factors[self.classes.index(name)]) if name in self.classes else PRIOR_FACTOR
@@ -123,16 +140,18 @@ class Calibration:
         covariance = np.diag(np.full(size + len(new), PRIOR_SPREAD**2))
         covariance[:size, :size] = self.covariance
         factors = np.concatenate([self.factors, np.full(len(new), PRIOR_FACTOR)])
-        return Calibration((*self.classes, *new), factors, covariance)
+        seen = np.concatenate([self.seen, np.zeros(len(new))])
+        return Calibration((*self.classes, *new), factors, covariance, seen)
 
     def _row(self, nominal: Nominal) -> Matrix:
         return np.array([nominal.get(name, 0.0) for name in self.classes])
 
 
-def _bounded(covariance: Matrix) -> Matrix:
-    """Forgetting lets the spread of a class that is not measured grow; it never grows beyond that of a new one."""
+def _bounded(covariance: Matrix, factors: Matrix) -> Matrix:
+    """Forgetting lets the spread of a class that is not measured grow; it never grows beyond that of a new one, or what
+    its factor is."""
     wide = np.sqrt(np.maximum(np.diag(covariance), 0.0))
-    scale = np.minimum(1.0, PRIOR_SPREAD / np.maximum(wide, 1e-12))
+    scale = np.minimum(1.0, np.maximum(PRIOR_SPREAD, factors) / np.maximum(wide, 1e-12))
     bounded: Matrix = covariance * np.outer(scale, scale)
     return bounded
 

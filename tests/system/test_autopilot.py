@@ -62,7 +62,7 @@ def test_a_dry_run_says_which_plan_it_would_take_and_why_and_moves_nothing(
 
 
 def test_a_job_leaves_a_clumsy_plan_by_itself_and_goes_on(client: SyncClient, tiny_model: Path) -> None:
-    job = client.submit(spec("self", tiny_model, "auto", steps=200))
+    job = client.submit(spec("self", tiny_model, "auto", steps=80))
     events = list(job.watch())
     assert job.get().check().state is JobState.SUCCEEDED
     taken = [one for one in decisions(events) if one.transition_id]
@@ -71,7 +71,7 @@ def test_a_job_leaves_a_clumsy_plan_by_itself_and_goes_on(client: SyncClient, ti
     assert moved and moved[0].target_plan_id == taken[0].taken
     assert {change.target_plan_id for change in moved} <= {one.taken for one in taken}
     steps = [event.value.step for event in events if isinstance(event.value, StepReport)]
-    assert steps == list(range(200))
+    assert steps == list(range(80))
 
 
 def test_a_pinned_model_stage_is_left_alone(client: SyncClient, tiny_model: Path) -> None:
