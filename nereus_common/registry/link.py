@@ -47,12 +47,14 @@ class Link:
                 protocol=2,
                 decode_responses=True,
                 socket_connect_timeout=timeout,
-                socket_timeout=timeout,
                 retry=Retry(NoBackoff(), 0),
                 redis_connect_func=self._greet,
             )
         except ValueError as wrong:
             raise InvalidInput(f"registry URL {self.name}: {wrong}", field="url") from wrong
+        # Also where the URL says otherwise: the library would send under `asyncio.wait_for`, which in Python 3.11 loses
+        # the cancellation of its caller where the bytes have just gone out. `_named` bounds every exchange.
+        self._pool.connection_kwargs["socket_timeout"] = None
         self._client = aioredis.Redis.from_pool(self._pool)
         self._execute: Callable[..., Awaitable[Any]] = self._client.execute_command
 

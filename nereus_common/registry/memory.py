@@ -239,7 +239,8 @@ class MemoryRegistry(Registry):
         place = self._job(job)
         if after == place.last_event and wait > 0:
             try:
-                await asyncio.wait_for(place.appended.wait(), wait)
+                async with asyncio.timeout(wait):
+                    await place.appended.wait()
             except TimeoutError:
                 return ()
         found = [event for event in place.events if event.revision > after][:limit]
