@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nereus_common.core.errors import DeadlineExceeded
-from nereus_common.rl.flow import RolloutFlow
+from nereus_common.rl.flow import RolloutFlow, Taken
 from nereus_common.rl.prompts import PromptSource
 from nereus_common.rl.step_rollouts import ScoredGroup, StepRollouts, rollouts_file
 from nereus_common.rpc.together import first_cause
@@ -49,6 +49,8 @@ class LiveRollouts:
         self._timeout = timeout
         self._news = asyncio.Condition()
         self._closed = False
+        self._failed: BaseException | None = None
+        """What ended `run`."""
         self._on: dict[int, PlacedUnit] = {}
         """Where each group in flight was begun, by its position."""
 
@@ -59,15 +61,18 @@ class LiveRollouts:
                 while (begun := await self._next()) is not None:
                     groups.create_task(self._group(*begun))
         except BaseExceptionGroup as failed:
-            raise first_cause(failed) from None
+            cause = first_cause(failed)
+            async with self._news:
+                self._failed = cause
+                self._news.notify_all()
+            raise cause from None
 
     async def take(self, step: int) -> StepRollouts:
-        """The groups of `step`, once all are whole. DeadlineExceeded names what is missing."""
+        """The groups of `step`, once all are whole. DeadlineExceeded names what is missing; where `run` has failed, it
+        is what `run` raised: nobody brings those that are missing then."""
         try:
             async with asyncio.timeout(self._timeout), self._news:
-                while (taken := self._flow.take()) is None:
-                    await self._news.wait()
-                self._news.notify_all()
+                taken = await self._taken()
         except TimeoutError:
             missing = self._flow.missing
             raise DeadlineExceeded(
@@ -77,6 +82,15 @@ class LiveRollouts:
                 step=step,
             ) from None
         return StepRollouts.of(taken.groups, taken.next_position)
+
+    async def _taken(self) -> Taken[ScoredGroup]:
+        """With `_news` held."""
+        while (taken := self._flow.take()) is None:
+            if self._failed is not None:
+                raise self._failed
+            await self._news.wait()
+        self._news.notify_all()
+        return taken
 
     async def pause(self) -> None:
         self._flow.paused = True

@@ -16,7 +16,7 @@ from nereus_controller.placed import PlacedStage, PlacedUnit
 from nereus_controller.rollouts import LiveRollouts
 from nereus_controller.sampler import GroupSampler
 
-from nereus_common.core.errors import Unavailable
+from nereus_common.core.errors import ProcessLost, Unavailable
 from nereus_common.core.ids import DeviceId
 from nereus_common.core.layout import Layout
 from nereus_common.core.plan import GenerationLimits, StagePlan
@@ -30,6 +30,8 @@ pytestmark = pytest.mark.fast
 LIMITS = GenerationLimits(max_sequences=2, max_batched_tokens=64, max_length=64, kv_bytes=1 << 20)
 ROOM = 3
 """Groups of one sample that a unit of two sequence slots takes."""
+SOON = 2.0
+"""Seconds; less than any deadline here."""
 
 
 def stage(epoch: int, units: int) -> PlacedStage:
@@ -159,3 +161,16 @@ async def test_under_random_moves_every_position_is_consumed_once_in_order_and_w
             units.version = step + 1
             await rollouts.serve(step + 1)
         assert consumed == list(range(pace.groups * pace.steps))
+
+
+async def test_a_step_does_not_wait_for_groups_once_their_sampling_has_failed() -> None:
+    """Nor one that begins to wait after it has: whoever should have been cancelled by then may not have been."""
+    lost = ProcessLost("the unit's process was killed")
+    async with running(Pace(groups=2, steps=1)) as (rollouts, units):
+        await settled()
+        waiting = asyncio.create_task(rollouts.take(0))
+        units.growing[0][2].set_exception(lost)
+        async with asyncio.timeout(SOON):
+            for taking in (waiting, rollouts.take(0)):
+                with pytest.raises(ProcessLost, match="was killed"):
+                    await taking
