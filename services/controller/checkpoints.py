@@ -125,10 +125,16 @@ class Checkpointer:
         await self._finish()
 
     async def _finish(self) -> None:
-        """Wait for the checkpoint in flight, at most until its deadline, and count how it went."""
-        writing, self._writing = self._writing, None
+        """Wait for the checkpoint in flight, at most until its deadline, and count how it went.
+
+        Whoever is cancelled here stops waiting, and the checkpoint is written on: to cancel it in his stead would lose
+        his cancellation where it ends by itself just then.
+        """
+        writing = self._writing
         if writing is not None:
-            await writing
+            await asyncio.wait([writing])
+            self._writing = None
+            writing.result()
 
     async def _write(self, progress: Progress, copied: float) -> None:
         started = time.monotonic()

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from nereus_common.registry import JobRecord, Registry, open_registry
 
-from .conftest import JOB, Store
+from .conftest import JOB, serving, valkey_binary
 
 MOMENTS = 40
 """Turns of the loop after which a call is cancelled, from 0; an exchange with a server takes fewer."""
@@ -70,8 +71,7 @@ async def test_a_cancellation_is_never_lost_in_a_call(registry: Registry, call: 
     assert await _lost(call, registry) == []
 
 
-async def test_nor_where_the_url_has_a_timeout_for_the_client_library(store: Store) -> None:
-    if store.url is None:
-        pytest.skip("the registry in memory has no URL of its own")
-    async with await open_registry(f"{store.url}?socket_timeout=5") as registry:
-        assert await _lost(_written, registry) == []
+async def test_nor_where_the_url_has_a_timeout_for_the_client_library(tmp_path: Path) -> None:
+    with serving(valkey_binary(), tmp_path) as url:
+        async with await open_registry(f"{url}?socket_timeout=5") as registry:
+            assert await _lost(_written, registry) == []
