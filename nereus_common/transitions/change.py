@@ -5,7 +5,7 @@ Devices are numbered once, so that the memory check is arithmetic on columns.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,7 +27,7 @@ class DeviceNumbers:
 
     def __init__(self, devices: Iterable[DeviceId]) -> None:
         self.devices = tuple(devices)
-        self._by_identity = {id(device): number for number, device in enumerate(self.devices)}
+        self._by_identity = dict(zip(map(id, self.devices), range(len(self.devices)), strict=True))
         self._by_value: dict[DeviceId, int] = {}
 
     def __getitem__(self, device: DeviceId) -> int:
@@ -42,7 +42,10 @@ class DeviceNumbers:
             )
         return self._by_value[device]
 
-    def column(self, devices: Sequence[DeviceId]) -> Column:
+    def column(self, devices: tuple[DeviceId, ...]) -> Column:
+        first = self._by_identity.get(id(devices[0]), 0)
+        if self.devices[first : first + len(devices)] == devices:  # plans are cut from the pool in runs
+            return np.arange(first, first + len(devices))
         numbers = list(map(self._by_identity.get, map(id, devices)))
         if None in numbers:
             return np.array([self[device] for device in devices], np.int64)
@@ -51,9 +54,13 @@ class DeviceNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """The units of a model-stage in one plan. `places`: device number of (replica, rank); the rest per rank."""
+    """The units of a model-stage in one plan, numbered from `first` on: no two units of a transition share a number.
+
+    `places`: device number of (replica, rank); the rest per rank.
+    """
 
     plan: StagePlan
+    first: int
     slots: tuple[UnitSlot, ...]
     places: Column
     state: Column
@@ -66,11 +73,13 @@ class Units:
 
 @dataclass(slots=True)
 class Change:
-    """Of one model-stage. `kept`: new replica → old replica; `ending`, `coming`: replicas of the old and new plan.
+    """Of one model-stage, the `row`-th of the transition. `kept`: new replica → old replica; `ending`, `coming`:
+    replicas of the old and new plan.
 
     `trained`: some model-stage trains this model, so generation and inference units are filled by its weight sync.
     """
 
+    row: int
     model_stage: ModelStage
     trained: bool
     old: Units
@@ -105,21 +114,25 @@ def changes(old: Plan, new: Plan, needs: Needs, numbers: DeviceNumbers) -> list[
             field=f"stages.{other}",
         )
     trained = {name.model for name in old.names if name.stage is Stage.TRAINING}
-    found = []
-    for (name, before), (_, after) in zip(old.stages, new.stages, strict=True):
-        was, is_now = (
-            _units(name, side, plan, needs, numbers) for side, plan in ((Side.OLD, before), (Side.NEW, after))
-        )
-        found.append(Change(name, name.model in trained, was, is_now, _kept(name, was, is_now)))
-    return sorted(found, key=lambda change: (STAGE_ORDER[change.stage], change.model_stage.model))
+    pairs = [(name, was, is_now) for (name, was), (_, is_now) in zip(old.stages, new.stages, strict=True)]
+    pairs.sort(key=lambda pair: (STAGE_ORDER[pair[0].stage], pair[0].model))
+    found: list[Change] = []
+    units = 0
+    for row, (name, before, after) in enumerate(pairs):
+        was = _units(name, Side.OLD, before, units, needs, numbers)
+        is_now = _units(name, Side.NEW, after, units + before.replicas, needs, numbers)
+        units += before.replicas + after.replicas
+        found.append(Change(row, name, name.model in trained, was, is_now, _kept(name, was, is_now)))
+    return found
 
 
-def _units(name: ModelStage, side: Side, plan: StagePlan, needs: Needs, numbers: DeviceNumbers) -> Units:
+def _units(name: ModelStage, side: Side, plan: StagePlan, first: int, needs: Needs, numbers: DeviceNumbers) -> Units:
     ranks = plan.layout.ranks
     bytes_of = [needs(name, plan, rank) for rank in range(ranks)]
     totals = tuple(need.state + need.rest for need in bytes_of)
     return Units(
         plan,
+        first,
         tuple([UnitSlot(name, side, replica) for replica in range(plan.replicas)]),
         numbers.column(plan.devices).reshape(plan.replicas, ranks),
         np.array([need.state for need in bytes_of], np.int64),

@@ -2,83 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 
-from nereus_common.core.ids import ModelStage
 from nereus_common.transitions.change import Change
-from nereus_common.transitions.dag import Edge, EdgeKind, Mode, Node, PerDevice, Primitive, UnitSlot
+from nereus_common.transitions.dag import Edge, EdgeKind, Mode, Node, PerDevice, Primitive
 from nereus_common.transitions.local import primitive_between
 
 
 class Drafts:
-    """Nodes and edges so far. Every edge goes from a node that is there already, so there is no cycle."""
+    """Nodes so far, and whom each waits for: nodes that are there already, so there is no cycle. Units by number.
 
-    def __init__(self, layers: Mapping[str, int]) -> None:
+    `ends`: old unit → its Destroy.
+    """
+
+    def __init__(self, changes: Sequence[Change], layers: Mapping[str, int]) -> None:
         self.nodes: list[Node] = []
-        self._edges: dict[tuple[int, int], EdgeKind] = {}
-        self._layers = layers
-        self._primitives: dict[ModelStage, Primitive] = {}
-        self._readers: dict[UnitSlot, list[int]] = {}
-        self._made: dict[UnitSlot, int] = {}
-        self.ends: dict[UnitSlot, int] = {}
-
-    def readers(self, slot: UnitSlot) -> Sequence[int]:
-        return self._readers.get(slot, ())
+        self.ends: dict[int, int] = {}
+        self._data: list[Sequence[int]] = []
+        self._waits: dict[int, Sequence[int]] = {}
+        self._slots = [slot for change in changes for slot in (*change.old.slots, *change.new.slots)]
+        self._primitives = [
+            primitive_between(change.old.plan.layout, change.new.plan.layout, layers.get(change.model_stage.model))
+            for change in changes
+        ]
+        self._readers: dict[int, list[int]] = {}
+        self._made: dict[int, int] = {}
 
     def make(
         self,
         change: Change,
         replicas: Sequence[int],
-        sources: tuple[UnitSlot, ...],
-        waits: Iterable[int] = (),
+        sources: Sequence[int],
         mode: Mode = Mode.SHADOW,
         frees: PerDevice | None = None,
     ) -> int:
         """A node that makes new units `replicas`."""
         new, number = change.new, len(self.nodes)
-        devices = tuple(chain.from_iterable(new.plan.unit_devices(replica) for replica in replicas))
-        node = Node(
-            number,
-            self._primitive(change),
-            change.model_stage,
-            sources,
-            tuple(new.slots[replica] for replica in replicas),
-            mode,
-            PerDevice(devices, new.totals * len(replicas)),
-            frees or _NOTHING,
-            new.unit_state * len(replicas),
+        ranks = new.plan.layout.ranks
+        start, stop = replicas[0] * ranks, (replicas[-1] + 1) * ranks
+        self.nodes.append(
+            Node(
+                number,
+                self._primitives[change.row],
+                change.model_stage,
+                tuple([self._slots[source] for source in sources]),
+                tuple([new.slots[replica] for replica in replicas]),
+                mode,
+                PerDevice(new.plan.devices[start:stop], new.totals * len(replicas)),
+                frees or _NOTHING,
+                new.unit_state * len(replicas),
+            )
         )
-        self.nodes.append(node)
+        self._data.append([before for source in sources for before in self._before(source, mode)])
         for source in sources:
-            if source in self._made:
-                self._edges[self._made[source], number] = EdgeKind.DATA
-            if mode is Mode.IN_PLACE:
-                self._edges.update(((reader, number), EdgeKind.DATA) for reader in self.readers(source))
             self._readers.setdefault(source, []).append(number)
-        for target in node.targets:
-            self._made[target] = number
-        for wait in waits:
-            self._edges.setdefault((wait, number), EdgeKind.RESOURCE)
+        for replica in replicas:
+            self._made[new.first + replica] = number
         return number
 
-    def _primitive(self, change: Change) -> Primitive:
-        name = change.model_stage
-        if name not in self._primitives:
-            layers = self._layers.get(name.model)
-            self._primitives[name] = primitive_between(change.old.plan.layout, change.new.plan.layout, layers)
-        return self._primitives[name]
+    def _before(self, source: int, mode: Mode) -> Iterator[int]:
+        """Whom the reader of `source` comes after: its maker and, where it is consumed, all others who read it."""
+        if source in self._made:
+            yield self._made[source]
+        if mode is Mode.IN_PLACE:
+            yield from self._readers.get(source, ())
 
-    def end(self, change: Change, replica: int, frees: PerDevice) -> int:
-        """The Destroy of old unit `replica`, after everyone who reads it."""
-        slot = change.old.slots[replica]
-        number = self.ends[slot] = len(self.nodes)
-        self.nodes.append(Node(number, Primitive.DESTROY, change.model_stage, (slot,), frees=frees))
-        self._edges.update(((reader, number), EdgeKind.DATA) for reader in self.readers(slot))
+    def wait(self, number: int, waits: Sequence[int]) -> None:
+        """Node `number` takes bytes that nodes `waits` free."""
+        self._waits[number] = waits
+
+    def end(self, change: Change, unit: int, left: Sequence[int]) -> int:
+        """The Destroy of old `unit`, which frees `left` bytes, by rank, after everyone who reads it."""
+        number = self.ends[unit] = len(self.nodes)
+        frees = PerDevice(change.old.plan.unit_devices(unit - change.old.first), left)
+        self.nodes.append(Node(number, Primitive.DESTROY, change.model_stage, (self._slots[unit],), frees=frees))
+        self._data.append(self._readers.get(unit, ()))
         return number
 
     def edges(self) -> tuple[Edge, ...]:
-        return tuple(Edge(before, after, kind) for (before, after), kind in self._edges.items())
+        found: list[Edge] = []
+        for number, data in enumerate(self._data):
+            kinds = dict.fromkeys(data, EdgeKind.DATA)
+            for wait in self._waits.get(number, ()):
+                kinds.setdefault(wait, EdgeKind.RESOURCE)
+            found += [Edge(before, number, kind) for before, kind in kinds.items()]
+        return tuple(found)
 
 
 _NOTHING: PerDevice = PerDevice((), ())

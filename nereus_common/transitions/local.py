@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import gcd
 
@@ -48,6 +49,7 @@ def _cuts(layout: Layout, layers: int | None) -> frozenset[Fraction]:
     return frozenset(Fraction(upto, sum(counts)) for upto in list(accumulate(counts))[:-1])
 
 
+@lru_cache(1024)
 def primitive_between(old: Layout, new: Layout, layers: int | None = None) -> Primitive:
     """What makes a unit of `new` from units of `old` in one move."""
     common = common_layout(old, new, layers)

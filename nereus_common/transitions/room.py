@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 from nereus_common.core.ids import DeviceId
 from nereus_common.transitions.change import Change, Column, DeviceNumbers
 
+OPEN = -1
+"""Where a device has no further gate."""
+
 
 class Room:
     """`use`: bytes in use at most after the nodes placed so far; `peak`: the largest that ever was."""
@@ -35,12 +38,12 @@ class Room:
         for change in changes:
             self.use[change.old.places] += change.old.total
         self.peak = self.use.copy()
-        self.gated = np.zeros(len(budgets), bool)
-        self._gates: dict[int, list[int]] = {}
+        self._gates = np.full((len(changes), len(budgets)), OPEN)
+        self._shut = np.zeros(len(budgets), np.int64)
 
     def fits(self, places: Column, needed: Column) -> NDArray[np.bool_]:
         """Per unit (row of `places`), whether it fits beside everything, with nothing to wait for."""
-        inside = (self.use[places] + needed <= self.budget[places]) & ~self.gated[places]
+        inside = (self.lacking(places, needed) <= 0) & (self._shut[places] == 0)
         return np.asarray(inside.all(axis=1))
 
     def lacking(self, places: Column, needed: Column) -> Column:
@@ -49,21 +52,27 @@ class Room:
         return short
 
     def take(self, places: Column, during: Column, after: Column) -> None:
-        """A node adds `during` while it runs and `after` when it is done; no place twice."""
+        """Nodes add `during` while they run and `after` when they are done; no place twice."""
         use = self.use[places]
         self.peak[places] = np.maximum(self.peak[places], use + during)
         self.use[places] = use + after
 
-    def release(self, place: int, amount: int, node: int) -> None:
-        """Whatever is placed on `place` from now on waits for `node`, which has freed `amount` by then."""
-        self.use[place] -= amount
-        self.gate(place, node)
+    def release(self, places: Column, amounts: Column, nodes: Column | int) -> None:
+        """Whatever is placed on `places` from now on waits for `nodes`, which have freed `amounts` by then."""
+        self.use[places] -= amounts
+        self.gate(places, nodes)
 
-    def gate(self, place: int, node: int) -> None:
-        self.gated[place] = True
-        self._gates.setdefault(place, []).append(node)
+    def gate(self, places: Column, nodes: Column | int) -> None:
+        """One more node to wait for on each of `places`, none of which is named twice."""
+        shut = self._shut[places]
+        if shut.max(initial=0) == len(self._gates):
+            self._gates = np.concatenate((self._gates, np.full_like(self._gates, OPEN)))
+        self._gates[shut, places] = nodes
+        self._shut[places] = shut + 1
 
-    def gates(self, places: Column) -> list[int]:
-        """What a node on these places has to wait for."""
-        shut = places[self.gated[places]].tolist()
-        return list(dict.fromkeys(node for place in shut for node in self._gates[place]))
+    def gates(self, places: Column) -> list[list[int]]:
+        """Per node (row of `places`), the nodes that it has to wait for, some of them more than once."""
+        shut = self._gates[: int(self._shut[places].max(initial=0)), places]
+        return [
+            [node for node in row if node != OPEN] for row in np.moveaxis(shut, 0, 2).reshape(len(places), -1).tolist()
+        ]
