@@ -70,6 +70,10 @@ class Units:
     unit_state: int
     """Bytes of state of a whole unit, over all its ranks."""
 
+    @property
+    def numbers(self) -> slice:
+        return slice(self.first, self.first + self.plan.replicas)
+
 
 @dataclass(slots=True)
 class Change:

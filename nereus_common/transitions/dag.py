@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nereus_common.core.ids import DeviceId, ModelStage
 from nereus_common.core.plan import Plan
@@ -68,6 +68,9 @@ class PerDevice(Mapping[DeviceId, int]):
         return repr(self._table)
 
 
+NOTHING: Final = PerDevice()
+
+
 class UnitSlot(NamedTuple):
     """A unit of one of the two plans, written `actor/training.new.r0`."""
 
@@ -79,8 +82,7 @@ class UnitSlot(NamedTuple):
         return f"{self.model_stage}.{self.side}.r{self.replica}"
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """One primitive. `sources`: units whose state it reads, none of which ends before it is done; of a Destroy the
     unit that ends. `targets`: new units that it makes.
 
@@ -98,8 +100,8 @@ class Node:
     sources: tuple[UnitSlot, ...]
     targets: tuple[UnitSlot, ...] = ()
     mode: Mode = Mode.SHADOW
-    acquires: Mapping[DeviceId, int] = field(default_factory=PerDevice)
-    frees: Mapping[DeviceId, int] = field(default_factory=PerDevice)
+    acquires: Mapping[DeviceId, int] = NOTHING
+    frees: Mapping[DeviceId, int] = NOTHING
     moved: int = 0
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from nereus_common.transitions.change import Change
-from nereus_common.transitions.dag import Edge, EdgeKind, Mode, Node, PerDevice, Primitive
+from nereus_common.transitions.dag import NOTHING, Edge, EdgeKind, Mode, Node, PerDevice, Primitive
 from nereus_common.transitions.local import primitive_between
 
 
@@ -18,8 +18,8 @@ class Drafts:
     def __init__(self, changes: Sequence[Change], layers: Mapping[str, int]) -> None:
         self.nodes: list[Node] = []
         self.ends: dict[int, int] = {}
-        self._data: list[Sequence[int]] = []
-        self._waits: dict[int, Sequence[int]] = {}
+        self._needs: list[Sequence[int]] = []
+        self._waits: list[Sequence[int]] = []
         self._slots = [slot for change in changes for slot in (*change.old.slots, *change.new.slots)]
         self._primitives = [
             primitive_between(change.old.plan.layout, change.new.plan.layout, layers.get(change.model_stage.model))
@@ -34,7 +34,7 @@ class Drafts:
         replicas: Sequence[int],
         sources: Sequence[int],
         mode: Mode = Mode.SHADOW,
-        frees: PerDevice | None = None,
+        frees: PerDevice = NOTHING,
     ) -> int:
         """A node that makes new units `replicas`."""
         new, number = change.new, len(self.nodes)
@@ -49,11 +49,12 @@ class Drafts:
                 tuple([new.slots[replica] for replica in replicas]),
                 mode,
                 PerDevice(new.plan.devices[start:stop], new.totals * len(replicas)),
-                frees or _NOTHING,
+                frees,
                 new.unit_state * len(replicas),
             )
         )
-        self._data.append([before for source in sources for before in self._before(source, mode)])
+        self._waits.append(())
+        self._needs.append([before for source in sources for before in self._before(source, mode)])
         for source in sources:
             self._readers.setdefault(source, []).append(number)
         for replica in replicas:
@@ -76,17 +77,17 @@ class Drafts:
         number = self.ends[unit] = len(self.nodes)
         frees = PerDevice(change.old.plan.unit_devices(unit - change.old.first), left)
         self.nodes.append(Node(number, Primitive.DESTROY, change.model_stage, (self._slots[unit],), frees=frees))
-        self._data.append(self._readers.get(unit, ()))
+        self._needs.append(self._readers.get(unit, ()))
+        self._waits.append(())
         return number
 
     def edges(self) -> tuple[Edge, ...]:
+        """What a node waits for on both counts is a data edge."""
+        data, resource = EdgeKind.DATA, EdgeKind.RESOURCE
         found: list[Edge] = []
-        for number, data in enumerate(self._data):
-            kinds = dict.fromkeys(data, EdgeKind.DATA)
-            for wait in self._waits.get(number, ()):
-                kinds.setdefault(wait, EdgeKind.RESOURCE)
-            found += [Edge(before, number, kind) for before, kind in kinds.items()]
+        for number, (needs, waits) in enumerate(zip(self._needs, self._waits, strict=True)):
+            if needs:
+                found += [Edge(before, number, data) for before in dict.fromkeys(needs)]
+            if waits:
+                found += [Edge(before, number, resource) for before in dict.fromkeys(waits) if before not in needs]
         return tuple(found)
-
-
-_NOTHING: PerDevice = PerDevice((), ())

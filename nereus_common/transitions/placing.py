@@ -40,6 +40,10 @@ class _Makes:
         replicas = [self.replicas[row] for row in chosen]
         return _Makes(self.change, replicas, self.places[list(chosen)], self.total, self.state)
 
+    def unit(self, row: int) -> int:
+        """The number of the first unit that node `row` makes."""
+        return self.change.new.first + self.replicas[row][0]
+
     def each(self) -> Iterator[_Make]:
         for replicas, places in zip(self.replicas, self.places, strict=True):
             yield _Make(self.change, replicas, places, self.total, self.state)
@@ -129,9 +133,11 @@ class Placing:
         if choice is None:
             return None
         refused: list[int] = np.flatnonzero(choice.refused).tolist()
-        for make, lacking in zip(makes.only(refused).each(), choice.lacking[refused], strict=True):
-            rank = int((lacking > 0).argmax())
-            self._refuse(make, int(make.places[rank]), int(lacking[rank]))
+        if refused:
+            ranks = (choice.lacking[refused] > 0).argmax(axis=1)
+            places, lacking = makes.places[refused, ranks].tolist(), choice.lacking[refused, ranks].tolist()
+            for row, place, bytes_lacking in zip(refused, places, lacking, strict=True):
+                self._refuse(makes.unit(row), place, bytes_lacking)
         fitting = np.flatnonzero(~choice.refused).tolist()
         if fitting:
             self._behind(makes.only(fitting), choice.asked[fitting], choice.freed[fitting])
@@ -146,12 +152,11 @@ class Placing:
                     self._end(unit)
             numbers.append(self._make(makes.change, replicas))
         waiting = asked != NOBODY
-        places, units = makes.places[waiting], asked[waiting]
-        self.room.release(
-            places, freed[waiting], np.array([self.drafts.ends[unit] for unit in units.tolist()], np.int64)
-        )
-        here = self._holders.at[:, places]
-        self._holders.at[:, places] = np.where(here == units, NOBODY, here)
+        if waiting.any():
+            places, units = makes.places[waiting], asked[waiting]
+            ends = np.array([self.drafts.ends[unit] for unit in units.tolist()], np.int64)
+            self.room.release(places, freed[waiting], ends)
+            self._holders.leave(units, places)
         self.room.take(makes.places, makes.total, makes.total)
         for number, gates in zip(numbers, self.room.gates(makes.places), strict=True):
             self.drafts.wait(number, gates)
@@ -206,7 +211,7 @@ class Placing:
         for row in np.flatnonzero(short > 0).tolist():
             lacking = self._free(int(make.places[row]), int(short[row]), ends, consumed, spared)
             if lacking > 0:
-                self._refuse(make, int(make.places[row]), lacking)
+                self._refuse(make.unit, int(make.places[row]), lacking)
                 return False
         for unit in ends:
             self._release(unit, make.places)
@@ -242,7 +247,7 @@ class Placing:
         row = self._holders.owner(unit).row
         there = places[self._holders.at[row, places] == unit]
         self.room.release(there, self._holders.held[row, there], self._end(unit))
-        self._holders.at[row, there] = NOBODY
+        self._holders.leave(np.full(len(there), unit), there)
 
     def _end(self, unit: int) -> int:
         """Its Destroy, which frees what no in-place node has freed before."""
@@ -279,11 +284,11 @@ class Placing:
                 if not sleeping or place in there:
                     yield place, amount
 
-    def _refuse(self, make: _Make, place: int, lacking: int) -> None:
+    def _refuse(self, unit: int, place: int, lacking: int) -> None:
         """Remember what came nearest to fitting."""
-        known = self._refused.get(make.unit)
+        known = self._refused.get(unit)
         if known is None or lacking < known[1]:
-            self._refused[make.unit] = place, lacking
+            self._refused[unit] = place, lacking
 
     def _refusal(self, make: _Make) -> InfeasibleTransition:
         who = ", ".join(str(make.change.new.slots[replica]) for replica in make.replicas)

@@ -10,6 +10,7 @@ for every order.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,8 +72,11 @@ class Room:
         self._shut[places] = shut + 1
 
     def gates(self, places: Column) -> list[list[int]]:
-        """Per node (row of `places`), the nodes that it has to wait for, some of them more than once."""
+        """Per node (row of `places`), the nodes that it has to wait for, some of them more than once. What already
+        the rank before waits for in the same place is left out."""
         shut = self._gates[: int(self._shut[places].max(initial=0)), places]
-        return [
-            [node for node in row if node != OPEN] for row in np.moveaxis(shut, 0, 2).reshape(len(places), -1).tolist()
-        ]
+        told = shut != OPEN
+        told[:, :, 1:] &= shut[:, :, 1:] != shut[:, :, :-1]
+        told = told.transpose(1, 2, 0)
+        waits = iter(shut.transpose(1, 2, 0)[told].tolist())
+        return [list(islice(waits, count)) for count in told.sum(axis=(1, 2)).tolist()]

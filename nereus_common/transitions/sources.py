@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nereus_common.core.ids import Stage
 from nereus_common.transitions.change import Change, Column
@@ -28,6 +29,7 @@ class Holders:
         self.consumed: set[int] = set()
         self.at = np.full((len(changes), devices), NOBODY)
         self.held = np.zeros((len(changes), devices), np.int64)
+        self._numbers = sum(change.old.plan.replicas + change.new.plan.replicas for change in changes)
         self._owner: dict[int, Change] = {}
         self._ended: set[int] = set()
         self._made: list[list[int]] = [[] for _ in changes]
@@ -40,6 +42,13 @@ class Holders:
             places = old.places[list(change.ending)]
             self.at[change.row, places] = np.array(ending, np.int64)[:, None]
             self.held[change.row, places] = old.total
+
+    def among(self, units: Column) -> NDArray[np.bool_]:
+        """By number of a unit, whether it is one of `units`. NOBODY never is."""
+        found = np.zeros(self._numbers + 1, bool)
+        found[units] = True
+        found[NOBODY] = False
+        return found
 
     def owner(self, unit: int) -> Change:
         return self._owner[unit]
@@ -108,6 +117,11 @@ class Holders:
             for place, total in zip(self.places(unit).tolist(), change.old.totals, strict=True):
                 if place in given_up:
                     self.held[change.row, place] = total - given_up[place]
+
+    def leave(self, units: Column, places: Column) -> None:
+        """Count the bytes of each of `units` on its place as freed."""
+        here = self.at[:, places]
+        self.at[:, places] = np.where(here == units, NOBODY, here)
 
     def end(self, unit: int) -> None:
         self._ended.add(unit)

@@ -19,16 +19,12 @@ from nereus_common.transitions.sources import NOBODY, Holders
 @dataclass(frozen=True, slots=True)
 class Choice:
     """Per (node, rank): `asked`, the old unit that has to end there, or NOBODY; `freed`, the bytes that its end frees;
-    `lacking`, what is missing though all end that may, above 0 where the node does not fit."""
+    `lacking`, what is missing though all end that may. `refused`: per node, whether it does not fit."""
 
     asked: Column
     freed: Column
     lacking: Column
-
-    @property
-    def refused(self) -> NDArray[np.bool_]:
-        """Per node, whether it does not fit."""
-        return np.asarray((self.lacking > 0).any(axis=1))
+    refused: NDArray[np.bool_]
 
 
 def choose(
@@ -39,34 +35,36 @@ def choose(
     standing, held = holders.at[:, places], holders.held[:, places]
     if spared is not None:
         standing[spared.row] = NOBODY
-    held[standing == NOBODY] = 0
+    there = standing != NOBODY
+    held *= there
     lacking = short - held.sum(axis=0)
-    first = (standing != NOBODY).argmax(axis=0)[None]
-    freed = np.take_along_axis(held, first, 0)[0]
-    fitting = ~(lacking > 0).any(axis=1)
-    asks = (short > 0) & fitting[:, None]
+    refused = (lacking > 0).any(axis=1)
+    asks = (short > 0) & ~refused[:, None]
+    first = there.argmax(axis=0)[None]
     asked = np.where(asks, np.take_along_axis(standing, first, 0)[0], NOBODY)
-    if (freed < short)[asks].any() or not _apart(standing[:, fitting], asked[fitting]):
+    freed = np.take_along_axis(held, first, 0)[0] * asks
+    if (asks & (freed < short)).any():
         return None
-    for change in changes:
-        if not _may_end(holders, change, standing[change.row], asked, fitting):
-            return None
-    own = of.old.first <= asked
-    if len(asked) > 1 and (own & (asked < of.new.first)).any():
+    ending = holders.among(asked)
+    if not _apart(ending, standing, asks, refused) or (len(asks) > 1 and ending[of.old.numbers].any()):
         return None
-    return Choice(asked, np.where(asks, freed, 0), lacking)
+    if not all(_may_end(holders, change, ending, standing[change.row], refused) for change in changes):
+        return None
+    return Choice(asked, freed, lacking, refused)
 
 
-def _apart(standing: Column, asked: Column) -> bool:
-    """Whether every unit that is asked to end is asked wherever it stands."""
-    wanted = np.unique(asked[asked != NOBODY])
-    return bool(np.isin(standing, wanted).sum() == (asked != NOBODY).sum())
+def _apart(ending: NDArray[np.bool_], standing: Column, asks: NDArray[np.bool_], refused: NDArray[np.bool_]) -> bool:
+    """Whether every unit that has to end is asked wherever it stands."""
+    return bool((ending[standing] & ~refused[:, None]).sum() == asks.sum())
 
 
-def _may_end(holders: Holders, change: Change, standing: Column, asked: Column, fitting: NDArray[np.bool_]) -> bool:
-    """Whether a unit of `change` stays intact even if all end that nodes which fit, and one that does not, ask to."""
+def _may_end(
+    holders: Holders, change: Change, ending: NDArray[np.bool_], standing: Column, refused: NDArray[np.bool_]
+) -> bool:
+    """Whether a unit of `change` stays intact even if all end that the nodes which fit, and any other one, ask to."""
     if not holders.guarded(change):
         return True
-    mine = asked[(asked >= change.old.first) & (asked < change.new.first)]
-    tried = max((len(set(row) - {NOBODY}) for row in standing[~fitting].tolist()), default=0)
-    return len(np.unique(mine)) + tried <= holders.spare(change)
+    tried = np.sort(standing[refused], axis=1)
+    units = (tried[:, 1:] != tried[:, :-1]).sum(axis=1) + (tried[:, 0] != NOBODY)
+    asking = int(ending[change.old.numbers].sum()) + int(units.max(initial=0))
+    return asking <= max(holders.spare(change), 0)
