@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from nereus_common.transitions.change import Change
 from nereus_common.transitions.dag import NOTHING, Edge, EdgeKind, Mode, Node, PerDevice, Primitive
@@ -54,19 +54,18 @@ class Drafts:
             )
         )
         self._waits.append(())
-        self._needs.append([before for source in sources for before in self._before(source, mode)])
+        needs: list[int] = []
         for source in sources:
-            self._readers.setdefault(source, []).append(number)
+            readers = self._readers.setdefault(source, [])
+            if source in self._made:
+                needs.append(self._made[source])
+            if mode is Mode.IN_PLACE:
+                needs += readers  # they are done before it is dropped
+            readers.append(number)
+        self._needs.append(needs)
         for replica in replicas:
             self._made[new.first + replica] = number
         return number
-
-    def _before(self, source: int, mode: Mode) -> Iterator[int]:
-        """Whom the reader of `source` comes after: its maker and, where it is consumed, all others who read it."""
-        if source in self._made:
-            yield self._made[source]
-        if mode is Mode.IN_PLACE:
-            yield from self._readers.get(source, ())
 
     def wait(self, number: int, waits: Sequence[int]) -> None:
         """Node `number` takes bytes that nodes `waits` free."""
@@ -76,7 +75,9 @@ class Drafts:
         """The Destroy of old `unit`, which frees `left` bytes, by rank, after everyone who reads it."""
         number = self.ends[unit] = len(self.nodes)
         frees = PerDevice(change.old.plan.unit_devices(unit - change.old.first), left)
-        self.nodes.append(Node(number, Primitive.DESTROY, change.model_stage, (self._slots[unit],), frees=frees))
+        self.nodes.append(
+            Node(number, Primitive.DESTROY, change.model_stage, (self._slots[unit],), (), Mode.SHADOW, NOTHING, frees)
+        )
         self._needs.append(self._readers.get(unit, ()))
         self._waits.append(())
         return number

@@ -148,7 +148,7 @@ class Placing:
         numbers = []
         for replicas, units in zip(makes.replicas, asked.tolist(), strict=True):
             for unit in dict.fromkeys(units):
-                if unit != NOBODY:
+                if unit != NOBODY and unit not in self.drafts.ends:
                     self._end(unit)
             numbers.append(self._make(makes.change, replicas))
         waiting = asked != NOBODY
