@@ -104,10 +104,11 @@ class Placing:
             self._take(makes.only(np.flatnonzero(fits).tolist()))
         return makes.only(np.flatnonzero(~fits).tolist())
 
-    def _take(self, makes: _Makes) -> list[int]:
-        """Nodes for which there is room now; their numbers."""
+    def _take(self, makes: _Makes) -> None:
+        """Place nodes for which there is room now."""
         self.room.take(makes.places, makes.total, makes.total)
-        return [self._make(makes.change, replicas) for replicas in makes.replicas]
+        for replicas in makes.replicas:
+            self._make(makes.change, replicas)
 
     def _make(self, change: Change, replicas: tuple[int, ...]) -> int:
         number = self.drafts.make(change, replicas, self._holders.sources(change, replicas[0]))
