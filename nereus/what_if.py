@@ -7,13 +7,12 @@ other better than seconds with a clock.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
+from nereus.planning import shapes_of, workload_of
 from nereus.spec import JobSpec
-from nereus_common.core.errors import InvalidInput, NotFound
+from nereus_common.core.errors import InvalidInput
 from nereus_common.core.ids import DeviceId, ModelStage, Stage
 from nereus_common.core.layout import Layout
 from nereus_common.core.plan import GenerationLimits, Plan, Recompute, StagePlan
@@ -22,7 +21,6 @@ from nereus_common.planning.job import Job
 from nereus_common.planning.memory import Footprint, footprint
 from nereus_common.planning.question import Question, Searched
 from nereus_common.planning.search import search
-from nereus_common.planning.workload import Workload
 from nereus_common.state.architecture import ModelShape
 
 PROMPT_TOKENS = 256
@@ -70,37 +68,13 @@ def ask(spec: JobSpec, cluster: Cluster, lengths: Lengths, gpus: int | None = No
 
     What the job's own plan says of dtypes and limits holds, and is not chosen anew.
     """
-    shapes = {name: read_shape(spec, name.model) for name in spec.model_stages}
-    algorithm = spec.algorithm
-    responses = (float(lengths.sequence - lengths.prompt),)
-    workload = Workload(
-        algorithm.groups_per_step,
-        algorithm.samples_per_group,
-        float(lengths.prompt),
-        responses,
-        algorithm.minibatches,
-        algorithm.epochs,
-    )
+    shapes = shapes_of(spec)
+    workload = workload_of(spec, float(lengths.prompt), [float(lengths.sequence - lengths.prompt)])
     job = Job(spec.workflow, shapes, workload, {})
     written = spec.explicit_plan
     knobs = {name: _knobs(shapes[name], name, written, lengths) for name in spec.model_stages}
     question = Question(job, cluster, knobs, staleness=spec.staleness or None, usable=_usable(cluster, gpus))
     return Asked(question, lengths)
-
-
-def read_shape(spec: JobSpec, model: str) -> ModelShape:
-    """NotFound where the model's folder has no config.json."""
-    path = Path(spec.model(model).path) / "config.json"
-    try:
-        return ModelShape.from_config(json.loads(path.read_text()), spec.head(model))
-    except OSError as missing:
-        raise NotFound(
-            f"models.{model}.path: {path} cannot be read ({missing.strerror})",
-            remedy="a folder with the model's config.json is enough to plan with",
-            field=f"models.{model}.path",
-        ) from missing
-    except json.JSONDecodeError as wrong:
-        raise InvalidInput(f"{path} is not JSON: {wrong}", field=f"models.{model}.path") from wrong
 
 
 def worst_rank(plan: Plan, shapes: Mapping[ModelStage, ModelShape], name: ModelStage) -> Footprint[int]:

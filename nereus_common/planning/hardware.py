@@ -15,6 +15,8 @@ from nereus_common.core.ids import DeviceId
 
 GB = 10**9
 TERA = 10**12
+CPU = "cpu"
+"""The name of a processor that is no accelerator, and the kind of its devices."""
 
 
 class Link(StrEnum):
@@ -64,7 +66,7 @@ class Cluster:
     @property
     def devices(self) -> tuple[DeviceId, ...]:
         return tuple(
-            DeviceId(node, f"{_slot(kind.processor)}{number}")
+            DeviceId(node, f"{slot_of(kind.processor)}{number}")
             for node, kind in self.nodes.items()
             for number in range(kind.devices)
         )
@@ -72,7 +74,7 @@ class Cluster:
     def kind(self, device: DeviceId) -> NodeKind:
         """NotFound names a device that is not of this cluster."""
         kind = self.nodes.get(device.node)
-        number = device.slot.removeprefix(_slot(kind.processor)) if kind else ""
+        number = device.slot.removeprefix(slot_of(kind.processor)) if kind else ""
         if kind is None or not number.isdigit() or int(number) >= kind.devices:
             raise NotFound(
                 f"the cluster has no device {device}", remedy="see its nodes", field="devices", device=device
@@ -97,8 +99,9 @@ class Cluster:
         return kind.inside if link is Link.NODE else min(kind.inside, kind.outside / sharing)
 
 
-def _slot(processor: Processor) -> str:
-    return "cpu" if processor.name == "cpu" else "gpu"
+def slot_of(processor: Processor) -> str:
+    """How the slots of its devices are called, before their numbers."""
+    return CPU if processor.name == CPU else "gpu"
 
 
 def _gpu(name: str, half: float, single: float, gigabytes: float, memory: float) -> Processor:

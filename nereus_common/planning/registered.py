@@ -8,9 +8,8 @@ from typing import Protocol
 
 from nereus_common.core.errors import InvalidInput
 from nereus_common.core.ids import DeviceId
-from nereus_common.planning.hardware import GB, NODES, TERA, Cluster, NodeKind, Processor
+from nereus_common.planning.hardware import CPU, GB, NODES, TERA, Cluster, NodeKind, Processor, slot_of
 
-CPU = "cpu"
 CPU_FLOPS = MappingProxyType({"float32": 0.2 * TERA, "bfloat16": 1 * TERA})
 CPU_MEMORY_RATE, CPU_LINK = 10 * GB, 1 * GB
 """Of all cores of a node together; a first guess, which the running job corrects."""
@@ -34,7 +33,7 @@ def cluster_from(devices: Iterable[Registered], occupied: Mapping[DeviceId, int]
     kinds: dict[str, NodeKind] = {}
     for device in known:
         kind = _kind(device)
-        prefix = CPU if kind.processor.name == CPU else "gpu"
+        prefix = slot_of(kind.processor)
         number = device.id.slot.removeprefix(prefix)
         if not number.isdigit():
             raise InvalidInput(

@@ -27,13 +27,13 @@ from nereus_common.planning.bounds import Bounds
 from nereus_common.planning.cost import step_cost
 from nereus_common.planning.frontier import undominated
 from nereus_common.planning.groups import PoolOptions
+from nereus_common.planning.hardware import CPU
 from nereus_common.planning.moments import Matrix, Moments
 from nereus_common.planning.options import Indices, StageOptions
 from nereus_common.planning.pools import NodePool, node_pools
 from nereus_common.planning.question import Found, Question, Searched
 from nereus_common.planning.space import levels, space, with_knobs
 
-CPU = "cpu"
 SPARE = 8
 """Candidates beyond those asked for that are made into plans, because some may not fit the nodes."""
 COARSE = (0.6, 0.2, 0.05)

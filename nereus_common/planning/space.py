@@ -17,7 +17,7 @@ from nereus_common.core.errors import InvalidInput
 from nereus_common.core.ids import DeviceId, ModelStage, Stage
 from nereus_common.core.layout import Layout
 from nereus_common.core.plan import Recompute, StagePlan
-from nereus_common.planning.hardware import Link, NodeKind
+from nereus_common.planning.hardware import CPU, Link, NodeKind
 from nereus_common.planning.placements import LINKS, NO_LIMITS, Column, Part, Placements, Ways, parts_of
 from nereus_common.state.architecture import ModelShape
 from nereus_common.state.conventions import convention_of
@@ -25,7 +25,7 @@ from nereus_common.state.dtypes import item_bytes
 
 Degrees = NDArray[np.int64]
 COARSE = 4
-"""Above so many nodes, not every number of them is looked at."""
+"""From twice so many nodes on, not every number of them is looked at: steps are this part of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def space(
     tp, pp, fs, replicas = _degrees(model, name.stage, pool.kind.devices, wanted)
     ranks, used = tp * pp * fs, tp * pp * fs * replicas
     limits, processor = knobs.generation or NO_LIMITS, pool.kind.processor
-    shared = np.minimum(used, pool.kind.devices) if processor.name == "cpu" else np.ones_like(used)
+    shared = np.minimum(used, pool.kind.devices) if processor.name == CPU else np.ones_like(used)
 
     def same(value: float) -> Column:
         return np.full(len(tp), float(value))
@@ -89,7 +89,7 @@ def space(
 
 def levels(pool: Pool) -> tuple[int, ...]:
     """How many devices a search lets a group of model-stages have: any number of a lone node's; else what divides a
-    node, then whole nodes, in steps of a sixteenth where there are many."""
+    node, then whole nodes, in steps of a quarter where there are many."""
     width = min(pool.kind.devices, pool.devices)
     inside = [count for count in range(1, width + 1) if width == pool.devices or width % count == 0]
     nodes, found = 2, []

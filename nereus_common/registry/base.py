@@ -90,6 +90,15 @@ class Registry(ABC):
     async def grants(self) -> tuple[Grant, ...]:
         """The ledger: one consistent snapshot, ordered by (device, unit, phase)."""
 
+    async def occupied(self, job: JobId) -> dict[DeviceId, int]:
+        """Bytes granted to units of other jobs, by device; of all units where `job` is empty."""
+        mine = {unit.value.id for unit in await self.units(job)} if job else set()
+        used: dict[DeviceId, int] = {}
+        for grant in await self.grants():
+            if grant.unit not in mine:
+                used[grant.device] = used.get(grant.device, 0) + grant.bytes
+        return used
+
     # -- leases and services --------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from nereus.planning import shape_of, shapes_of
 from nereus.spec import JobSpec
 from nereus.spec.moves import merge_target
 from nereus.v1 import transitions_pb2
@@ -156,7 +157,7 @@ class Attempt:
         if spec.adapt.mode == "off":
             return None
         assert self._plan is not None
-        shapes = {name: await _shape(spec, name.model) for name in spec.model_stages}
+        shapes = await asyncio.to_thread(shapes_of, spec)
 
         async def apply(target: Plan) -> str:
             return (await desk.apply(job, target)).id
@@ -199,7 +200,7 @@ class Attempt:
         """While the block runs, and until what it has begun to write is written, however the block ends."""
         spec = self._spec
         trained = {name.model for name in placed if name.stage is Stage.TRAINING}
-        shapes = {model: await _shape(spec, model) for model in trained}
+        shapes = {model: await asyncio.to_thread(shape_of, spec, model) for model in trained}
         checkpointer = Checkpointer(
             *self._described(plan, placed, shapes),
             self._around.checkpoints(self._job, spec),
@@ -311,9 +312,3 @@ async def find_coordinator(
 
     found = await await_services(around.registry, around.channels, needs_of(plan), patience, waiting)
     return Coordinator(found.target, around.channels.get(found.target))
-
-
-async def _shape(spec: JobSpec, model: str) -> ModelShape:
-    """Of a model that has been placed, so its config is known to be good."""
-    path = Path(spec.model(model).path) / "config.json"
-    return ModelShape.from_config(json.loads(await asyncio.to_thread(path.read_text)), spec.head(model))

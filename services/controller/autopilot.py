@@ -12,12 +12,14 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nereus.events import BESIDE
+from nereus.planning import workload_of
 from nereus.spec import JobSpec
 from nereus.spec.options import AdaptSpec
 from nereus.v1 import transitions_pb2
@@ -26,6 +28,7 @@ from nereus_common.core.ids import DeviceId, JobId, ModelStage
 from nereus_common.core.plan import Plan, plan_to_dict
 from nereus_common.core.workflow import ACTOR_GENERATION
 from nereus_common.planning.admission import Decision, Target, Weighed, admit
+from nereus_common.planning.cost import StepCost
 from nereus_common.planning.drift import DEFAULT_THRESHOLDS, EFFICIENCY, LENGTH
 from nereus_common.planning.hardware import Cluster
 from nereus_common.planning.job import SYNC, Job
@@ -47,8 +50,6 @@ QUANTILES = 16
 """Of a step's response lengths."""
 FIRST_RATE, FIRST_OVERHEAD = 3e8, 1.0
 """Bytes per second of a move, and seconds of one beside its bytes, before any was seen."""
-BESIDE = ("prepare", "release")
-"""Phases of a transition during which the job steps on."""
 LEDGER = "ledger.jsonl"
 
 Show = Callable[[Plan], Awaitable[transitions_pb2.Transition]]
@@ -142,8 +143,7 @@ class Autopilot:
             seconds.pop(SYNC)
         cluster, usable = await self._pool()
         workload = _workload(data.rollouts.batch, self._spec)
-        before = self._pilot
-        self._pilot = after_step(before, Measured(data.step, workload, seconds, cluster, usable))
+        self._pilot = after_step(self._pilot, Measured(data.step, workload, seconds, cluster, usable))
         await asyncio.to_thread(self._write, _ledger_line(data, self._pilot, seconds))
 
     def _saw_move(self, seconds: float) -> None:
@@ -153,17 +153,14 @@ class Autopilot:
 
     async def _pool(self) -> tuple[Cluster, frozenset[DeviceId]]:
         devices = await self._registry.devices()
-        mine = {unit.value.id for unit in await self._registry.units(self._job)}
-        occupied: dict[DeviceId, int] = {}
-        for grant in await self._registry.grants():
-            if grant.unit not in mine:
-                occupied[grant.device] = occupied.get(grant.device, 0) + grant.bytes
+        occupied = await self._registry.occupied(self._job)
         return cluster_from(devices, occupied), frozenset(device.id for device in devices)
 
     async def _think(self, step: int) -> None:
         pilot, started = self._pilot, time.monotonic()
         try:
-            decision, found = await self._decide(pilot, step)
+            now = predicted(pilot)
+            decision, found = await self._decide(pilot, now, step)
             if self._pilot.plan != pilot.plan:
                 return  # it was moved by hand meanwhile
             self._pilot = looked(self._pilot)
@@ -176,16 +173,15 @@ class Autopilot:
         if taken is not None:
             self._asked = taken.plan, transition
             self._expected = (taken.transition_seconds or 0.0) + _sync_seconds(pilot)
-        told = _told(pilot, decision, found, step, self._spec.adapt.mode, transition)
+        told = _told(pilot, now, decision, found, step, self._spec.adapt.mode, transition)
         told["seconds"] = time.monotonic() - started
         await asyncio.to_thread(self._write, {"kind": "decision", **told})
         await self._emit("decision", told)
 
-    async def _decide(self, pilot: Pilot, step: int) -> tuple[Decision, Sequence[Found]]:
+    async def _decide(self, pilot: Pilot, now: StepCost | None, step: int) -> tuple[Decision, Sequence[Found]]:
         adapt = self._spec.adapt
         pinned = [ModelStage.parse(name) for name in adapt.pin]
         found = await asyncio.to_thread(targets, pilot, pinned, adapt.near)
-        now = predicted(pilot)
         priced = [await self._priced(one, pilot) for one in found]
         decision = admit(
             None if now is None else now.seconds,
@@ -241,22 +237,14 @@ def _widths(spec: JobSpec) -> Mapping[ModelStage, tuple[int, ...]]:
 
 def _first_workload(spec: JobSpec) -> Workload:
     """Before a step was measured."""
-    algorithm = spec.algorithm
-    counts = algorithm.groups_per_step, algorithm.samples_per_group
-    return Workload(*counts, 1.0, (float(spec.sampling.max_tokens),), algorithm.minibatches, algorithm.epochs)
+    return workload_of(spec, 1.0, [float(spec.sampling.max_tokens)])
 
 
 def _workload(batch: RolloutBatch, spec: JobSpec) -> Workload:
     lengths = np.maximum(batch.response_lengths, 1)
     places = (np.arange(QUANTILES) + 0.5) / QUANTILES
-    return Workload(
-        batch.groups,
-        max(1, round(batch.sequences / batch.groups)),
-        len(batch.prompt_tokens) / batch.groups,
-        tuple(np.quantile(lengths, places).tolist()),
-        spec.algorithm.minibatches,
-        spec.algorithm.epochs,
-    )
+    asked = workload_of(spec, len(batch.prompt_tokens) / batch.groups, np.quantile(lengths, places).tolist())
+    return replace(asked, groups=batch.groups, samples=max(1, round(batch.sequences / batch.groups)))
 
 
 def _ledger_line(data: StepData, pilot: Pilot, seconds: Mapping[str, float]) -> Mapping[str, Any]:
@@ -275,10 +263,15 @@ def _ledger_line(data: StepData, pilot: Pilot, seconds: Mapping[str, float]) -> 
 
 
 def _told(
-    pilot: Pilot, decision: Decision, found: Sequence[Found], step: int, mode: str, transition: str
+    pilot: Pilot,
+    now: StepCost | None,
+    decision: Decision,
+    found: Sequence[Found],
+    step: int,
+    mode: str,
+    transition: str,
 ) -> dict[str, Any]:
     """See docs/events.md."""
-    now = predicted(pilot)
     due = {} if pilot.drift is None else pilot.drift.due
     costs = {one.plan.id: one for one in found}
     return {

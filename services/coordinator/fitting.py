@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nereus_common.core.ids import DeviceId, JobId, ModelStage, Stage
+from nereus_common.core.ids import ModelStage, Stage
 from nereus_common.core.plan import StagePlan
 from nereus_common.planning.memory import GENERATION_HOST, footprint, mirror_bytes, state_bytes
 from nereus_common.registry import Registry
@@ -38,7 +38,8 @@ async def fit(registry: Registry, old: Placement, target: Placement, bucket_byte
         return rank_need(shapes[name.model], name, stage, rank, mirrored=is_mirrored(target, name))
 
     budgets = {device.id: device.memory_bytes for device in await registry.devices()}
-    occupied = await _by_others(registry, old.job)
+    # its own units that its plan does not know are on their way out, and gone before anything is begun
+    occupied = await registry.occupied(old.job)
     dag = plan_transition(old.plan, target.plan, needs, budgets, occupied=occupied, bucket_bytes=bucket_bytes)
     return Fitted(dag, shapes)
 
@@ -49,14 +50,3 @@ def rank_need(shape: ModelShape, name: ModelStage, stage: StagePlan, rank: int, 
     asleep = GENERATION_HOST if name.stage is Stage.GENERATION else 0
     total = footprint(shape, name, stage, rank).total + (mirror_bytes(shape, name, stage, rank) if mirrored else 0)
     return RankNeed(state=state, rest=total - state, asleep=asleep)
-
-
-async def _by_others(registry: Registry, job: JobId) -> Mapping[DeviceId, int]:
-    """Bytes granted to units of other jobs, by device. Those of this job that its plan does not know are on their way
-    out, and gone before anything is begun. No `job`: one that is placed nowhere."""
-    mine = {unit.value.id for unit in await registry.units(job)} if job else set()
-    used: dict[DeviceId, int] = {}
-    for grant in await registry.grants():
-        if grant.unit not in mine:
-            used[grant.device] = used.get(grant.device, 0) + grant.bytes
-    return used

@@ -8,21 +8,21 @@ frozen ones from their folders → every other unit filled by weight sync → pl
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nereus.planning import read_shape
 from nereus_common.core.emu import Unit
-from nereus_common.core.errors import InvalidInput, InvalidPlan, NotFound
+from nereus_common.core.errors import InvalidPlan
 from nereus_common.core.ids import DeviceId, Head, JobId, ModelStage, Stage, unit_id
 from nereus_common.core.plan import Plan
 from nereus_common.planning.memory import footprint, mirror_bytes
 from nereus_common.stages.base import Rendezvous, UnitSpec
 from nereus_common.state.architecture import ModelShape
 
-CONFIG = "config.json"
+LACKING = "name a folder with config.json, safetensors and a tokenizer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +94,8 @@ def source_of(placement: Placement, name: ModelStage) -> ModelSource:
 
 
 async def model_shape(source: ModelSource) -> ModelShape:
-    """Read the shape from the model's config; NotFound when there is none."""
-    path = Path(source.path) / CONFIG
-    try:
-        text = await asyncio.to_thread(path.read_text)
-    except OSError as missing:
-        raise NotFound(
-            f"models.{source.name}.path: {path} cannot be read ({missing.strerror})",
-            remedy="name a folder with config.json, safetensors and a tokenizer",
-            field=f"models.{source.name}.path",
-        ) from missing
-    try:
-        return ModelShape.from_config(json.loads(text), source.head)
-    except json.JSONDecodeError as wrong:
-        raise InvalidInput(f"{path} is not JSON: {wrong}", field=f"models.{source.name}.path") from wrong
+    """Raises what `read_shape` raises."""
+    return await asyncio.to_thread(read_shape, Path(source.path), source.head, source.name, LACKING)
 
 
 async def needed_bytes(placement: Placement) -> dict[tuple[ModelStage, int, int], int]:

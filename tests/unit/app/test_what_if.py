@@ -14,7 +14,7 @@ from nereus.cluster_file import load_cluster
 from nereus_common.core.errors import InvalidInput
 from nereus_common.core.ids import ModelStage
 from nereus_common.core.plan import plan_from_dict
-from nereus_common.planning.hardware import NODES
+from nereus_common.planning.hardware import NODES, cluster_of
 
 pytestmark = pytest.mark.fast
 
@@ -61,7 +61,7 @@ def test_every_cluster_file_that_ships_can_be_planned_for(job: Path, path: Path)
 
 def test_usual_servers_are_known_by_short_names() -> None:
     for name, kind in NODES.items():
-        assert load_cluster(f"{name}x3").devices == load_cluster(f"{name}x3").devices
+        assert load_cluster(f"{name}x3") == cluster_of(name, 3)
         assert len(load_cluster(f"{name}x3").devices) == 3 * kind.devices
 
 
